@@ -1,0 +1,1 @@
+"""Relay Outbox: events on disk once accepted, at the relay in order and once in effect."""

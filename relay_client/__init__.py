@@ -1,0 +1,1 @@
+"""One relay over HTTP. Knows no queue."""
