@@ -26,10 +26,10 @@ class Configured(Protocol):
 def state_dir(settings: Configured | None, environ: Mapping[str, str]) -> Path:
     """The state directory, absolute. It need not exist, and looking creates nothing.
 
-    The first of: what `settings` say (`--state-dir`, OUTBOX_STATE_DIR, its alias, the file); OUTBOX_STATE_DIR;
-    AGENT_RELAY_RUNNER_OUTBOX_DIR; the first of $STATE_DIRECTORY (systemd.exec); $XDG_STATE_HOME/relay-outbox;
-    ~/.local/state/relay-outbox. Relative XDG paths are passed over (XDG Base Directory Specification 0.8). It
-    is never a temporary folder by itself.
+    The first of: what `settings` say (`--state-dir`, OUTBOX_STATE_DIR or its alias, the file);
+    OUTBOX_STATE_DIR; AGENT_RELAY_RUNNER_OUTBOX_DIR; the first of $STATE_DIRECTORY (systemd.exec);
+    $XDG_STATE_HOME/relay-outbox; ~/.local/state/relay-outbox. Relative XDG paths are passed over (XDG Base
+    Directory Specification 0.8). It is never a temporary folder by itself.
 
     Raises ConfigError when none of them is known.
     """
