@@ -15,6 +15,7 @@ from typing import Any
 from outbox.bounds import DROP_OLDEST, REFUSE, Bounds
 from outbox.errors import ConfigError
 from outbox.event import BUILT_IN_KINDS, Limits
+from outbox.printable import MASK
 from outbox.setting_types import (
     Choice,
     FilePath,
@@ -285,12 +286,17 @@ def kind_of(name: str) -> str | None:
     return name[len("kinds.") : -len(".path")].strip('"')
 
 
+def masked(name: str, value: Any) -> Any:
+    """The value, or a mask in place of a secret that is set."""
+    return MASK if value is not None and isinstance(type_of(name), Token) else value
+
+
 def shown(name: str, value: Any) -> str:
     """A value as TOML would have it, secrets masked; "not set" without one."""
     of = type_of(name)
     if value is None or of is None:
         return "not set"
-    return of.show(value) if isinstance(of, Token) else of.write(value)
+    return MASK if isinstance(of, Token) else of.write(value)
 
 
 def _ms(seconds: float) -> int:

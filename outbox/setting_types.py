@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from outbox.printable import MASK, has_unprintable, printable, quoted
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-_MEASURE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) *([A-Za-z]*)")
+_MEASURE = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,9})?) *([A-Za-z]*)")
 _HOST = re.compile(r"[\w.~%-]+")
 _BARE_ADDRESS = re.compile(r"[\w.-]+(?::[0-9]+)?(?:/[\w./-]*)?")
 _BEFORE_HOST = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTALL)

@@ -25,6 +25,7 @@ from outbox.setting_keys import (
     Settings,
     describe_changes,
     kind_of,
+    masked,
     shown,
     type_of,
 )
@@ -32,6 +33,7 @@ from outbox.setting_types import FilePath, Unfit, relay_url
 from outbox.state_dir import expand_home
 
 __all__ = [
+    "BUILT_IN",
     "KEYS",
     "Given",
     "Key",
@@ -41,8 +43,10 @@ __all__ = [
     "environment_layers",
     "examine",
     "load",
+    "masked",
     "relay_url",
     "resolve",
+    "shown",
     "unknown_variables",
 ]
 
@@ -243,7 +247,7 @@ def _unknown(name: str, source: str) -> str:
     if name in SECTIONS or name == "kinds":
         return f"{name} in {source} is a section; write [{name}] above its keys"
     near = _nearest(name, KEYS)
-    return f"unknown key {name} in {source}" + (f"; did you mean {near}?" if near else "")
+    return f"unknown key {name} in {source}" + (f"; the nearest known one is {near}" if near else "")
 
 
 def _nearest(name: str, known: Collection[str]) -> str | None:

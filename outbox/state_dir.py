@@ -64,7 +64,7 @@ def expand_home(path: str, environ: Mapping[str, str]) -> str:
     home = environ.get("HOME", "")
     if not Path(home).is_absolute():
         raise ConfigError(
-            f'The path "{path}" starts with ~, and HOME is unknown. Nothing was changed. Write it in full.'
+            f'The path "{path}" starts with ~, and HOME is unknown; nothing was changed; write it in full'
         )
     return home + path[1:]
 
