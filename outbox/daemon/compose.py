@@ -1,0 +1,117 @@
+"""From settings to the parts that deliver: client, token source, gate, engine. The one place where they meet."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from outbox.delivery.clock import Clock
+from outbox.delivery.engine import Engine
+from outbox.delivery.gate import Gate
+from outbox.delivery.grouping import Size
+from outbox.delivery.parcel import Routes
+from outbox.delivery.pump import Delivery
+from outbox.errors import ConfigError
+from outbox.policy import Schedule
+from outbox.setting_keys import Settings
+from outbox.store.directory import StateDirectory
+from outbox.store.open_files import OpenFiles
+from outbox.store.relay_state import RelayState
+from relay_client import NoToken, RelayClient, StaticToken, TokenFile, TokenSource
+
+Log = Callable[[str, dict[str, Any]], None]
+
+
+def silent(event: str, fields: dict[str, Any]) -> None:
+    """A log that nobody reads."""
+
+
+def token_source(settings: Settings) -> TokenSource:
+    """Where the token comes from: a value, a file, or nowhere."""
+    relay = settings.relay
+    if relay.token is not None:
+        return StaticToken(relay.token)
+    return TokenFile(Path(relay.token_file)) if relay.token_file is not None else NoToken()
+
+
+def routes_of(settings: Settings) -> Routes:
+    """Where each kind of event goes."""
+    paths = settings.relay_paths
+    return Routes(
+        messages=paths.messages,
+        batch=paths.batch,
+        insights=paths.insights,
+        archives=paths.archives,
+        mcp=paths.mcp,
+        custom=dict(settings.kinds),
+        mcp_idempotent=settings.mcp.idempotent,
+        safe_to_repeat=frozenset(settings.mcp.safe_to_repeat),
+    )
+
+
+def schedule_from(settings: Settings) -> Schedule:
+    """When to try again, as configured."""
+    section = settings.delivery
+    return Schedule(
+        initial_ms=round(section.backoff_initial_s * 1_000),
+        max_ms=round(section.backoff_max_s * 1_000),
+        max_attempts=section.max_attempts,
+    )
+
+
+def relay_client(settings: Settings) -> RelayClient:
+    """The client of the configured relay; raises ConfigError when a setting cannot be used."""
+    relay, paths = settings.relay, settings.relay_paths
+    try:
+        return RelayClient(
+            settings.require_relay_url(),
+            paths={"health": paths.health, "spec": paths.spec, "mcp": paths.mcp},
+            idempotency_header=cast(Literal["quoted", "bare", "off"], relay.idempotency_header),
+            connect_timeout_ms=round(relay.connect_timeout_s * 1_000),
+            request_timeout_ms=round(relay.request_timeout_s * 1_000),
+            mcp_timeout_ms=round(settings.mcp.timeout_s * 1_000),
+            max_connections=relay.max_connections,
+            ca_file=relay.ca_file,
+            client_cert=relay.client_cert,
+            client_key=relay.client_key,
+            trust_env=relay.trust_env,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{error}. Nothing was started; what waits stays on disk.") from error
+
+
+def build_engine(
+    settings: Settings, state: StateDirectory, *, log: Log = silent, clock: Clock | None = None
+) -> Engine:
+    """Everything that delivers the events of a state directory; nothing is sent before the engine is woken."""
+    clock = clock or Clock()
+    rng = random.Random()  # noqa: S311 - jitter is no secret
+    client = relay_client(settings)
+    schedule = schedule_from(settings)
+    gate = Gate(
+        url=settings.require_relay_url(),
+        schedule=schedule,
+        clock=clock,
+        rng=rng,
+        state=RelayState(state.relay_state),
+        most=settings.delivery.workers,
+        max_stuck_ms=round(settings.delivery.max_stuck_s * 1_000),
+    )
+    gate.on_change = log
+    return Engine(
+        Delivery(
+            client=client,
+            tokens=token_source(settings),
+            gate=gate,
+            files=OpenFiles(state, settings.daemon.max_open_files),
+            routes=routes_of(settings),
+            schedule=schedule,
+            size=Size(settings.delivery.batch_max_items, settings.delivery.batch_max_bytes),
+            clock=clock,
+            rng=rng,
+            max_retry_after_ms=round(settings.relay.max_retry_after_s * 1_000),
+            log=log,
+        )
+    )

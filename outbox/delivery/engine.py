@@ -1,0 +1,245 @@
+"""The engine: lets many pumps take turns on a few threads, each when it is due, woken, or let in by the gate.
+
+`step` runs one turn in the caller's thread (tests and a flush without a daemon use it); `start` makes worker threads
+that do the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from outbox.delivery.pump import Again, AtGate, Delivery, Pump, Sleep, Turn
+from outbox.errors import OutboxError, StoreClosed, StoreError, StoreHeld
+
+_FILE_TROUBLE_MS = 1_000
+_FAULT_MS = 10_000
+_LONGEST_WAIT_S = 60.0
+
+
+@dataclass(slots=True)
+class _Seat:
+    """Where one pump is in the scheduler."""
+
+    pump: Pump
+    running: bool = False
+    woken: bool = False
+    ready: bool = False
+    due_ms: int | None = None
+    tag: str | None = None
+    trouble: str = ""
+
+
+class Engine:
+    """The pumps of one state directory. Thread-safe."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        """No pump yet: `wake` makes one for each file it hears of."""
+        self.delivery = delivery
+        self._cond = threading.Condition()
+        self._seats: dict[Path, _Seat] = {}
+        self._ready: deque[_Seat] = deque()
+        self._due: list[tuple[int, int, _Seat]] = []
+        self._at_gate: dict[str, deque[_Seat]] = {}
+        self._ticket = 0
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+
+    # Waking ------------------------------------------------------------------------------------------------
+
+    def wake(self, path: Path) -> None:
+        """There may be something new in this file."""
+        with self._cond:
+            seat = self._seats.get(path)
+            if seat is None:
+                seat = self._seats[path] = _Seat(Pump(path, self.delivery))
+            self._wake(seat)
+
+    def wake_all(self, paths: Iterable[Path] = ()) -> None:
+        """Look at every pump again, and at these files."""
+        for path in paths:
+            self.wake(path)
+        with self._cond:
+            for seat in self._seats.values():
+                self._wake(seat)
+
+    def _wake(self, seat: _Seat) -> None:
+        if seat.running:
+            seat.woken = True
+        elif seat.tag is None:
+            self._make_ready(seat)
+
+    def _make_ready(self, seat: _Seat) -> None:
+        if not seat.ready:
+            seat.ready, seat.due_ms, seat.tag = True, None, None
+            self._ready.append(seat)
+            self._cond.notify()
+
+    # Taking turns ------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one turn in this thread; False when no pump may do anything now."""
+        with self._cond:
+            self._collect()
+            if not self._ready:
+                return False
+            seat = self._take()
+        self._run(seat)
+        return True
+
+    def next_due_ms(self) -> int | None:
+        """The monotonic moment of the next thing to do, as far as it is known."""
+        with self._cond:
+            return self._next_due()
+
+    def _take(self) -> _Seat:
+        seat = self._ready.popleft()
+        seat.ready, seat.running, seat.woken = False, True, False
+        return seat
+
+    def _collect(self) -> None:
+        """Move whoever is due, and as many as the gate lets in, to the ready ones."""
+        now = self.delivery.clock.monotonic_ms()
+        while self._due and self._due[0][0] <= now:
+            due_ms, _, seat = heapq.heappop(self._due)
+            if seat.due_ms == due_ms and not seat.running:
+                self._make_ready(seat)
+        if self._ready:
+            return
+        for tag, seats in list(self._at_gate.items()):
+            for _ in range(min(len(seats), self.delivery.gate.slots(tag))):
+                self._make_ready(seats.popleft())
+            if not seats:
+                del self._at_gate[tag]
+
+    def _next_due(self) -> int | None:
+        moments = [self._due[0][0]] if self._due else []
+        for tag in self._at_gate:
+            due_ms = self.delivery.gate.next_due_ms(tag)
+            if due_ms is not None:
+                moments.append(due_ms)
+        return min(moments, default=None)
+
+    def _run(self, seat: _Seat) -> None:
+        turn = self._turn(seat)
+        with self._cond:
+            seat.running = False
+            if seat.woken and isinstance(turn, Sleep):
+                turn = Again() if turn.until_ms is None else turn
+            self._place(seat, turn)
+            self._cond.notify()
+
+    def _place(self, seat: _Seat, turn: Turn) -> None:
+        match turn:
+            case Again():
+                self._make_ready(seat)
+            case AtGate(tag):
+                seat.tag = tag
+                self._at_gate.setdefault(tag, deque()).append(seat)
+            case Sleep(until_ms):
+                seat.due_ms = until_ms
+                if until_ms is not None:
+                    self._ticket += 1
+                    heapq.heappush(self._due, (until_ms, self._ticket, seat))
+
+    def _turn(self, seat: _Seat) -> Turn:
+        """One turn of a pump; trouble with one file never reaches another."""
+        try:
+            turn = seat.pump.turn()
+        except StoreClosed:
+            return Again()
+        except StoreHeld:
+            return self._later(_FILE_TROUBLE_MS)
+        except StoreError as error:
+            self._tell(seat, error)
+            return self._later(_FILE_TROUBLE_MS if error.code == "busy" else _FAULT_MS)
+        except Exception as error:  # noqa: BLE001 - a fault in one pump must not stop the others
+            seat.pump.lost_track()
+            self._tell(seat, error)
+            return self._later(_FAULT_MS)
+        seat.trouble = ""
+        return turn
+
+    def _later(self, wait_ms: int) -> Sleep:
+        return Sleep(self.delivery.clock.monotonic_ms() + wait_ms)
+
+    def _tell(self, seat: _Seat, error: Exception) -> None:
+        """Once for each fault, not once for each try."""
+        said = f"{type(error).__name__}: {error}"
+        if said != seat.trouble:
+            seat.trouble = said
+            event = error.code if isinstance(error, OutboxError) else "fault"
+            fields = {"agent": seat.pump.agent, "file": seat.pump.path.name, "detail": str(error)}
+            if event == "fault":
+                fields["fault"] = said
+            self.delivery.log("file_trouble" if event != "fault" else "fault", {"code": event, **fields})
+
+    # Threads -----------------------------------------------------------------------------------------------
+
+    def start(self, workers: int) -> None:
+        """Start worker threads; they end with `stop`."""
+        for number in range(workers):
+            thread = threading.Thread(target=self._work, name=f"pump-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let no turn begin any more; True when all that were under way ended in time."""
+        with self._cond:
+            self._stopped = True
+            self._cond.notify_all()
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def resign(self) -> None:
+        """Give every sender's place back."""
+        for seat in list(self._seats.values()):
+            try:
+                seat.pump.resign()
+            except StoreError:
+                continue
+
+    def _work(self) -> None:
+        while True:
+            with self._cond:
+                self._collect()
+                while not self._ready and not self._stopped:
+                    due_ms = self._next_due()
+                    wait_s = _LONGEST_WAIT_S
+                    if due_ms is not None:
+                        wait_s = (due_ms - self.delivery.clock.monotonic_ms()) / 1_000
+                    self._cond.wait(min(_LONGEST_WAIT_S, max(0.001, wait_s)))
+                    self._collect()
+                if self._stopped:
+                    return
+                seat = self._take()
+            self._run(seat)
+
+    # Looking -----------------------------------------------------------------------------------------------
+
+    def is_busy(self, paths: set[Path]) -> bool:
+        """Whether any of these has a turn under way or to take at once."""
+        with self._cond:
+            return any(
+                (seat := self._seats.get(path)) is not None and (seat.running or seat.ready) for path in paths
+            )
+
+    def has_rest(self, path: Path) -> bool:
+        """Whether this pump only waits to be woken: nothing is left that it could send now."""
+        with self._cond:
+            seat = self._seats.get(path)
+            return seat is None or not (
+                seat.running or seat.ready or seat.tag is not None or seat.due_ms is not None
+            )
+
+    def for_each_pump(self) -> list[Pump]:
+        """All pumps there are."""
+        with self._cond:
+            return [seat.pump for seat in self._seats.values()]

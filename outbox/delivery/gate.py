@@ -1,0 +1,462 @@
+"""The gate: what is known of the relay, shared by all agents and kept over restarts in STATE/relay.sqlite.
+
+It decides whether a request may go out now, who probes a closed relay, and whether an event may be blamed. It
+knows no event and sends nothing itself.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outbox.delivery.clock import Clock
+from outbox.outcome import Reason
+from outbox.policy import HOUR_MS, Budget, Schedule, backoff_ms, is_stuck, spend, verdict_wait_ms
+from outbox.store.relay_state import RelayState
+
+_FLUSH_INTERVAL_MS = 150
+_HEALTH_FRESH_MS = 1_000
+_LEARNED_FOR_MS = HOUR_MS
+_UNCLEAR_ANSWERS = 3
+_KEPT_HOURS = 48
+
+
+@dataclass(slots=True)
+class Valve:
+    """One thing that can be closed: the relay, or one of its paths. `reason` is "" while it is open."""
+
+    reason: str = ""
+    detail: str = ""
+    since_ms: int = 0  # wall clock
+    failures: int = 0
+    next_ms: int = 0  # monotonic: when it may be tried again
+    probing: bool = False
+
+
+@dataclass(slots=True)
+class PathFacts:
+    """What is known of one path."""
+
+    valve: Valve = field(default_factory=Valve)
+    accepted: bool = False  # it accepted something, ever
+    accepts: int = 0  # in this process
+    budget: Budget = field(default_factory=Budget)  # last_ms is monotonic
+    dead_end_until_ms: int = 0  # monotonic; until then its events are dead letters at once
+    dead_end: bool = False
+    learned_bytes: int | None = None
+    unclear: int = 0
+    off_until_ms: int = 0  # monotonic; batches only
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """Leave to send one request; given back with `finish`."""
+
+    path: str
+    probe: bool
+    path_probe: bool
+    ask_health: bool = False  # in place of the request: it is unsafe, and the relay has not shown that it works
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why not now. `tag` names what is waited for: "" the relay, else the path. Times are epoch milliseconds."""
+
+    tag: str
+    reason: str
+    detail: str = ""
+    since_ms: int = 0
+    next_try_at_ms: int | None = None
+
+
+class Gate:
+    """Thread-safe. `schedule` paces the probes; `most` bounds the requests under way at once."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        schedule: Schedule,
+        clock: Clock,
+        rng: random.Random,
+        state: RelayState | None = None,
+        most: int = 32,
+        max_stuck_ms: int = 24 * HOUR_MS,
+    ) -> None:
+        """Take over what the state directory knows of this relay; another URL starts afresh."""
+        self._url = url
+        self._schedule = schedule
+        self._clock = clock
+        self._rng = rng
+        self._state = state
+        self._most = most
+        self._max_stuck_ms = max_stuck_ms
+        self._mutex = threading.RLock()
+        self._health_mutex = threading.Lock()
+        self._relay = Valve()
+        self._paths: dict[str, PathFacts] = {}
+        self._accepts: Counter[str] = Counter()
+        self._accept_hours: dict[str, dict[int, int]] = {}
+        self._in_flight = 0
+        self._allowed = most
+        self._needs_proof = False
+        self._hurry = False
+        self._health: tuple[int, bool] | None = None
+        self._dirty: set[str] = set()
+        self.era_known = False  # of the MCP endpoint, for this process
+        self.on_change: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
+        self._load()
+
+    # Leave to send -----------------------------------------------------------------------------------------
+
+    def admit(self, path: str, *, unsafe: bool = False) -> Permit | Wait:
+        """Leave to send one request to `path` now, or what to wait for."""
+        with self._mutex:
+            facts = self._facts(path)
+            if wait := self._refusal("", self._relay) or self._refusal(path, facts.valve):
+                return wait
+            if self._in_flight >= self._allowed:
+                return Wait("", "in_turn")
+            health = unsafe and (bool(self._relay.reason) or self._needs_proof)
+            probe, path_probe = bool(self._relay.reason), bool(facts.valve.reason) and not health
+            self._relay.probing = self._relay.probing or probe
+            facts.valve.probing = facts.valve.probing or path_probe
+            self._in_flight += 1
+            return Permit(path, probe, path_probe, health)
+
+    def _refusal(self, tag: str, valve: Valve) -> Wait | None:
+        if not valve.reason:
+            return None
+        remaining = valve.next_ms - self._clock.monotonic_ms()
+        if remaining <= 0 and not valve.probing:
+            return None
+        next_at = self._clock.wall_ms() + max(0, remaining)
+        return Wait(tag, valve.reason, valve.detail, valve.since_ms, next_at)
+
+    def slots(self, tag: str) -> int:
+        """How many of those who wait for `tag` may ask again now."""
+        with self._mutex:
+            if self._refusal("", self._relay) or (tag and self._refusal(tag, self._facts(tag).valve)):
+                return 0
+            if self._relay.reason or (tag and self._facts(tag).valve.reason):
+                return min(1, self._allowed - self._in_flight)
+            return self._allowed - self._in_flight
+
+    def next_due_ms(self, tag: str) -> int | None:
+        """The monotonic moment from which `tag` may be tried again; None when nothing but an event tells."""
+        with self._mutex:
+            due = [
+                valve.next_ms
+                for valve in (self._relay, *([self._facts(tag).valve] if tag else []))
+                if valve.reason and not valve.probing
+            ]
+            return max(due, default=None)
+
+    # What came back ----------------------------------------------------------------------------------------
+
+    def accepted(self, permit: Permit, token: str, *, path: str | None = None) -> None:
+        """An event was accepted: the relay works, this path works, and its budget is whole again."""
+        with self._mutex:
+            name = path or permit.path
+            facts = self._facts(name)
+            self._accepts[token] += 1
+            facts.accepts += 1
+            hours = self._accept_hours.setdefault(token, {})
+            hour = self._clock.wall_ms() // HOUR_MS
+            if hour not in hours:
+                self._dirty.add("accepts")
+            hours[hour] = hours.get(hour, 0) + 1
+            if not facts.accepted or facts.dead_end or facts.budget.in_a_row or facts.unclear:
+                self._dirty.add(f"path:{name}")
+            facts.accepted, facts.dead_end, facts.unclear = True, False, 0
+            facts.budget = Budget()
+            self._needs_proof = False
+            self._allowed = min(self._most, self._allowed * 2)
+            self._open(self._relay, "")
+            self._open(facts.valve, name)
+
+    def works(self, permit: Permit) -> None:
+        """The relay gave a relay's answer (a refusal too): it and the path are there."""
+        with self._mutex:
+            self._open(self._relay, "")
+            self._open(self._facts(permit.path).valve, permit.path)
+
+    def close(self, permit: Permit, reason: str, detail: str) -> None:
+        """The relay is in trouble: nobody sends but one probe at a time, by backoff."""
+        with self._mutex:
+            if self._shut(self._relay, "", reason, detail, again=permit.probe):
+                self._allowed = 1
+                self._needs_proof = True
+
+    def hold_path(self, permit: Permit, reason: str, detail: str) -> None:
+        """This path is in trouble; the others are not concerned."""
+        with self._mutex:
+            valve = self._facts(permit.path).valve
+            self._shut(valve, permit.path, reason, detail, again=permit.path_probe)
+
+    def finish(self, permit: Permit) -> None:
+        """Give the permit back; exactly once, after the reports."""
+        with self._mutex:
+            self._in_flight -= 1
+            if permit.probe:
+                self._relay.probing = False
+            if permit.path_probe:
+                self._facts(permit.path).valve.probing = False
+        self.save()
+
+    def retry_now(self) -> None:
+        """Try everything that is closed at once: something outside was mended, or a person asked."""
+        with self._mutex:
+            for valve in (self._relay, *(facts.valve for facts in self._paths.values())):
+                valve.next_ms = self._clock.monotonic_ms()
+
+    def hurry(self, on: bool = True) -> None:
+        """While flushing, closed valves are tried every 150 ms instead of by backoff."""
+        self._hurry = on
+        if on:
+            self.retry_now()
+
+    # Evidence and blame ------------------------------------------------------------------------------------
+
+    def accept_count(self, token: str) -> int:
+        """How many events were accepted under this token since the start; a later, larger number is evidence."""
+        return self._accepts[token]
+
+    def other_path_count(self, path: str) -> int:
+        """How many events were accepted on other paths than this one since the start."""
+        with self._mutex:
+            return sum(facts.accepts for name, facts in self._paths.items() if name != path)
+
+    def ask_health(self, ask: Callable[[], bool]) -> bool:
+        """Whether the relay answers health; asked at most once a second, by one thread at a time."""
+        with self._health_mutex:
+            now = self._clock.monotonic_ms()
+            if self._health is None or now - self._health[0] >= _HEALTH_FRESH_MS:
+                self._health = (now, ask())
+            return self._health[1]
+
+    def proven_by_health(self, permit: Permit) -> None:
+        """Health was answered: unsafe events may go, and a closed relay opens."""
+        with self._mutex:
+            self._needs_proof = False
+            self._open(self._relay, "")
+
+    def verdict_wait_ms(self, path: str, reason: Reason) -> int:
+        """How long a dead letter for this reason on this path has to wait; 0: the budget allows it now."""
+        with self._mutex:
+            return verdict_wait_ms(self._facts(path).budget, reason, self._clock.monotonic_ms())
+
+    def budget_spent(self, path: str) -> bool:
+        """Whether three dead letters in a row came from this path: its heads then go alone."""
+        with self._mutex:
+            return self._facts(path).budget.in_a_row >= 3
+
+    def spend(self, path: str, reason: Reason) -> None:
+        """A dead letter was made; a path that never accepted anything is a dead end from then on."""
+        with self._mutex:
+            facts = self._facts(path)
+            facts.budget = spend(facts.budget, self._clock.monotonic_ms())
+            self._dirty.add(f"path:{path}")
+
+    def make_dead_end(self, path: str) -> None:
+        """Events of this path are dead letters at once for an hour; a path that ever worked never is one."""
+        with self._mutex:
+            facts = self._facts(path)
+            if not facts.accepted:
+                facts.dead_end = True
+                facts.dead_end_until_ms = self._clock.monotonic_ms() + HOUR_MS
+                self._open(facts.valve, path)
+                self._dirty.add(f"path:{path}")
+
+    def is_dead_end(self, path: str) -> bool:
+        """Whether events of this path are dead letters without being sent."""
+        with self._mutex:
+            facts = self._facts(path)
+            return facts.dead_end and self._clock.monotonic_ms() < facts.dead_end_until_ms
+
+    def was_dead_end(self, path: str) -> bool:
+        """Whether this path is a known dead end that is being tried once more."""
+        return self._facts(path).dead_end
+
+    def forgive(self, path: str | None = None) -> None:
+        """A person said go on: budgets and dead ends start afresh."""
+        with self._mutex:
+            for name in [path] if path else list(self._paths):
+                facts = self._facts(name)
+                facts.budget, facts.dead_end, facts.off_until_ms = Budget(), False, 0
+                self._dirty.add(f"path:{name}")
+            self.retry_now()
+        self.save()
+
+    def is_stuck(self, first_try_at_ms: int | None, token: str) -> bool:
+        """Whether a head with this first try has waited for too long while others were accepted all along."""
+        with self._mutex:
+            hours = [hour * HOUR_MS for hour in self._accept_hours.get(token, {})]
+            return is_stuck(first_try_at_ms, self._clock.wall_ms(), self._max_stuck_ms, hours)
+
+    # Batches -----------------------------------------------------------------------------------------------
+
+    def batches_off(self, path: str) -> bool:
+        """Whether this relay takes no batches (asked again after an hour)."""
+        with self._mutex:
+            return self._clock.monotonic_ms() < self._facts(path).off_until_ms
+
+    def turn_batches_off(self, path: str) -> None:
+        """The batch path is not there."""
+        with self._mutex:
+            facts = self._facts(path)
+            facts.off_until_ms, facts.unclear = self._clock.monotonic_ms() + _LEARNED_FOR_MS, 0
+            self._dirty.add(f"path:{path}")
+
+    def unclear_batch(self, path: str) -> None:
+        """A batch answer could not be read; the third one in a row turns batches off."""
+        with self._mutex:
+            facts = self._facts(path)
+            facts.unclear += 1
+            if facts.unclear >= _UNCLEAR_ANSWERS:
+                self.turn_batches_off(path)
+
+    def learn_bytes(self, path: str, size_bytes: int) -> None:
+        """A body of `size_bytes` was too large: keep below half of it."""
+        with self._mutex:
+            facts = self._facts(path)
+            facts.learned_bytes = max(1_024, size_bytes // 2)
+            self._dirty.add(f"path:{path}")
+
+    def most_bytes(self, path: str, default_bytes: int) -> int:
+        """The largest body that this path is known to take."""
+        with self._mutex:
+            return min(default_bytes, self._facts(path).learned_bytes or default_bytes)
+
+    # What people see ---------------------------------------------------------------------------------------
+
+    @property
+    def relay(self) -> Valve:
+        """The relay's valve, to look at."""
+        return self._relay
+
+    def save(self) -> None:
+        """Write what changed to STATE/relay.sqlite."""
+        if self._state is None:
+            return
+        with self._mutex:
+            if not self._dirty:
+                return
+            facts = {name: self._encode(name) for name in self._dirty}
+            self._dirty.clear()
+        self._state.write(facts)
+
+    # Inside ------------------------------------------------------------------------------------------------
+
+    def _facts(self, path: str) -> PathFacts:
+        return self._paths.setdefault(path, PathFacts())
+
+    def _open(self, valve: Valve, path: str) -> None:
+        if not valve.reason:
+            return
+        waited_ms = self._clock.wall_ms() - valve.since_ms
+        fields = {"reason": valve.reason, "tries": valve.failures, "closed_for_ms": waited_ms}
+        valve.reason, valve.detail, valve.failures, valve.probing = "", "", 0, False
+        if not path:
+            self._allowed = 1
+        self._changed(path, "path_opened" if path else "gate_opened", fields)
+
+    def _shut(self, valve: Valve, path: str, reason: str, detail: str, *, again: bool) -> bool:
+        """Close a valve or lengthen its wait; False when somebody else had closed it meanwhile."""
+        newly = not valve.reason
+        if not newly and not again:
+            return False
+        if newly:
+            valve.since_ms = self._clock.wall_ms()
+        valve.failures += 1
+        wait_ms = backoff_ms(self._schedule, valve.failures, self._rng.random())
+        if self._hurry:
+            wait_ms = _FLUSH_INTERVAL_MS
+        valve.next_ms = self._clock.monotonic_ms() + wait_ms
+        told = newly or valve.reason != reason
+        valve.reason, valve.detail = reason, detail
+        fields = {"reason": reason, "detail": detail, "retry_in_ms": wait_ms}
+        self._changed(path, "path_held" if path else "gate_closed", fields if told else None)
+        return True
+
+    def _changed(self, path: str, event: str, fields: dict[str, Any] | None) -> None:
+        self._dirty.add(f"path:{path}" if path else "gate")
+        if fields is not None:
+            self.on_change(event, {"path": path, **fields} if path else fields)
+
+    def _encode(self, name: str) -> Any:
+        if name == "accepts":
+            oldest = self._clock.wall_ms() // HOUR_MS - _KEPT_HOURS
+            for token, hours in self._accept_hours.items():
+                self._accept_hours[token] = {hour: n for hour, n in hours.items() if hour >= oldest}
+            return {token: {str(hour): n for hour, n in hours.items()} for token, hours in self._accept_hours.items()}
+        if name == "gate":
+            return {"url": self._url, **self._encode_valve(self._relay)}
+        facts = self._facts(name.removeprefix("path:"))
+        return {
+            **self._encode_valve(facts.valve),
+            "accepted": facts.accepted,
+            "inARow": facts.budget.in_a_row,
+            "lastDeadAt": self._wall_of(facts.budget.last_ms),
+            "deadEnd": facts.dead_end,
+            "deadEndUntil": self._wall_of(facts.dead_end_until_ms),
+            "learnedBytes": facts.learned_bytes,
+            "offUntil": self._wall_of(facts.off_until_ms),
+        }
+
+    def _encode_valve(self, valve: Valve) -> dict[str, Any]:
+        return {
+            "reason": valve.reason,
+            "detail": valve.detail,
+            "since": valve.since_ms,
+            "failures": valve.failures,
+            "nextTryAt": self._wall_of(valve.next_ms) if valve.reason else None,
+        }
+
+    def _wall_of(self, monotonic_ms: int) -> int:
+        return self._clock.wall_ms() + monotonic_ms - self._clock.monotonic_ms()
+
+    def _load(self) -> None:
+        facts = self._state.read() if self._state else {}
+        gate = facts.get("gate")
+        if gate is None or gate.get("url") != self._url:
+            self._dirty.add("gate")
+            if self._state and facts:
+                self._state.write(dict.fromkeys(facts))
+            return
+        self._decode_valve(self._relay, gate)
+        self._needs_proof = bool(self._relay.reason)
+        if self._relay.reason:
+            self._allowed = 1
+        self._accept_hours = {
+            token: {int(hour): n for hour, n in hours.items()}
+            for token, hours in facts.get("accepts", {}).items()
+        }
+        for name, raw in facts.items():
+            if name.startswith("path:"):
+                self._decode_path(self._facts(name.removeprefix("path:")), raw)
+
+    def _decode_path(self, facts: PathFacts, raw: dict[str, Any]) -> None:
+        self._decode_valve(facts.valve, raw)
+        facts.accepted, facts.dead_end = raw["accepted"], raw["deadEnd"]
+        last_ms = min(self._clock.monotonic_ms(), self._monotonic_of(raw["lastDeadAt"]))
+        facts.budget = Budget(raw["inARow"], last_ms)
+        facts.dead_end_until_ms = min(
+            self._monotonic_of(raw["deadEndUntil"]), self._clock.monotonic_ms() + HOUR_MS
+        )
+        facts.learned_bytes = raw["learnedBytes"]
+        facts.off_until_ms = min(self._monotonic_of(raw["offUntil"]), self._clock.monotonic_ms() + HOUR_MS)
+
+    def _decode_valve(self, valve: Valve, raw: dict[str, Any]) -> None:
+        """A valve as it was; it may be tried at once, since a restart is a new chance."""
+        valve.reason, valve.detail = raw["reason"], raw["detail"]
+        valve.since_ms, valve.failures = raw["since"], raw["failures"]
+        valve.next_ms = self._clock.monotonic_ms()
+
+    def _monotonic_of(self, wall_ms: int) -> int:
+        """Where a stored wall-clock moment lies on this process's clock; never later than now for the past."""
+        return self._clock.monotonic_ms() + wall_ms - self._clock.wall_ms()

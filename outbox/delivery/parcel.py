@@ -1,0 +1,115 @@
+"""What goes out for a claim: one request, made by joining stored texts. Pure.
+
+Which path a kind goes to, which events must not be repeated, and how a request of several parts goes on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outbox.event import BUILT_IN_KINDS
+from outbox.gap import GAP_KIND
+from outbox.store.sending import Row
+from outbox.wire_text import wire_key
+from relay_client import Origin
+
+
+class Form(enum.Enum):
+    """How the answer is to be read."""
+
+    SINGLE = enum.auto()
+    GROUP = enum.auto()
+    ARCHIVE = enum.auto()
+    TOOL = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One request. `count` is the number of messages in it; `key` is set when it is one event's."""
+
+    form: Form
+    path: str
+    body: bytes
+    key: str | None
+    origin: Origin
+    count: int = 1
+    tool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Where each kind goes, and which tool calls may be repeated."""
+
+    messages: str = "/api/messages"
+    batch: str = "/api/messages/batch"
+    insights: str = "/api/insights/observations"
+    archives: str = "/api/continuation-archives"
+    mcp: str = "/api/mcp"
+    custom: Mapping[str, str] = field(default_factory=dict)
+    mcp_idempotent: bool = False
+    safe_to_repeat: frozenset[str] = frozenset()
+
+    def path_of(self, row: Row) -> str | None:
+        """The path of an event's own kind; None for a kind that this release does not know."""
+        built_in = {
+            "session-message": self.messages,
+            "session-message-batch": self.messages,
+            "insight": self.insights,
+            "continuation-archive": self.archives,
+            "mcp-tool-call": self.mcp,
+            GAP_KIND: self.messages,
+        }
+        return built_in.get(row.kind) or self.custom.get(row.kind)
+
+    def is_unsafe(self, row: Row) -> bool:
+        """Whether the event must not be repeated when its outcome is unknown."""
+        return row.shape == "tool" and not (
+            self.mcp_idempotent or str(row.extra.get("tool", "")) in self.safe_to_repeat
+        )
+
+
+def origin_of(agent: str, stream: str, row: Row, *, several: list[Row] | None = None) -> Origin:
+    """Where a request comes from. The trace goes along when all its events share it."""
+    traces = {trace_id(other.extra.get("traceparent")) for other in several or [row]}
+    same = len(traces) == 1
+    return Origin(
+        agent=agent,
+        stream=stream,
+        seq=row.seq,
+        attempt=row.sends + 1,
+        traceparent=row.extra.get("traceparent") if same else None,
+        tracestate=row.extra.get("tracestate") if same else None,
+    )
+
+
+def trace_id(traceparent: object) -> str | None:
+    """The trace id of a W3C traceparent."""
+    return traceparent.split("-")[1] if isinstance(traceparent, str) and traceparent.count("-") >= 3 else None
+
+
+def key_of(agent: str, row: Row) -> str:
+    """The event's key as the relay sees it."""
+    return wire_key(row.key, agent, bool(row.extra.get("scoped")))
+
+
+def single(routes: Routes, agent: str, stream: str, row: Row) -> Parcel:
+    """An event that is one request as it stands."""
+    path = routes.path_of(row)
+    assert path is not None  # noqa: S101 - unknown kinds never come this far
+    form = Form.TOOL if row.shape == "tool" else Form.SINGLE
+    return Parcel(
+        form, path, row.wire_payload, key_of(agent, row), origin_of(agent, stream, row),
+        tool=str(row.extra.get("tool", "")),
+    )  # fmt: skip
+
+
+def group(routes: Routes, agent: str, stream: str, rows: list[Row]) -> Parcel:
+    """Neighbouring session messages in one request."""
+    body = b'{"messages":[' + b",".join(row.wire_payload for row in rows) + b"]}"
+    origin = origin_of(agent, stream, rows[0], several=rows)
+    return Parcel(Form.GROUP, routes.batch, body, None, origin, count=len(rows))
+
+
+KNOWN_KINDS = frozenset((*BUILT_IN_KINDS, GAP_KIND))

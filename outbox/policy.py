@@ -1,0 +1,156 @@
+"""Decisions about retry, blame and bounds: functions from values to values. Clock and randomness are arguments.
+
+All times are milliseconds of whatever clock the caller keeps; nothing here reads one.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, replace
+
+from outbox.bounds import Bounds
+from outbox.outcome import Reason
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+# Bounds ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full an outbox is: rows and bytes that wait, and those of dead letters."""
+
+    waiting: int
+    waiting_bytes: int
+    dead: int
+    dead_bytes: int
+
+    @property
+    def events(self) -> int:
+        """Rows that count against `max_events`."""
+        return self.waiting + self.dead
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that count against `max_bytes`."""
+        return self.waiting_bytes + self.dead_bytes
+
+
+class Room(enum.Enum):
+    """Whether one more event fits."""
+
+    THERE = enum.auto()
+    BY_DROPPING = enum.auto()  # dead letters first, then the oldest waiting
+    REFUSED = enum.auto()
+
+
+def room_for(fill: Fill, size_bytes: int, bounds: Bounds) -> Room:
+    """Whether one more event of `size_bytes` fits, and what may be done about it."""
+    if fill.events < bounds.max_events and fill.size_bytes + size_bytes <= bounds.max_bytes:
+        return Room.THERE
+    if bounds.overflow == "refuse" or size_bytes > bounds.max_bytes or fill.events == 0:
+        return Room.REFUSED
+    return Room.BY_DROPPING
+
+
+def expiry_horizon_ms(bounds: Bounds, now_ms: int, quiet_until_ms: int) -> int | None:
+    """The moment of acceptance before which waiting events have grown too old; None when nothing may expire.
+
+    Nothing expires before `quiet_until_ms` (an hour after a start or a noticed step of the clock).
+    """
+    if not bounds.max_age_ms or now_ms < quiet_until_ms:
+        return None
+    return now_ms - bounds.max_age_ms
+
+
+# Retry ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When to try again, and how often before an event is given up."""
+
+    initial_ms: int = 1_000
+    max_ms: int = 60_000
+    max_attempts: int = 12
+    exponential: bool = True
+    jitter: float = 0.5  # the share of the wait that is left to chance
+
+
+def backoff_ms(schedule: Schedule, failures: int, chance: float) -> int:
+    """The wait after the `failures`-th failure in a row; `chance` is uniform in [0, 1).
+
+    Exponential from `initial_ms` to `max_ms`, with a jitter between half and all of it.
+    """
+    doublings = min(max(failures, 1) - 1, 40) if schedule.exponential else 0
+    full = min(schedule.max_ms, schedule.initial_ms << doublings)
+    return round(full * (1 - schedule.jitter * chance))
+
+
+def schedule_of(default: Schedule, retry: dict[str, object] | None) -> Schedule:
+    """The schedule of an event that carries its own `retry`."""
+    if not retry:
+        return default
+    text = json.dumps(retry)
+    known: dict[str, object] = json.loads(text)
+    initial = known.get("initialDelayMs", default.initial_ms)
+    maximum = known.get("maxDelayMs", default.max_ms)
+    attempts = known.get("maxAttempts", default.max_attempts)
+    jitter = known.get("jitter", default.jitter)
+    return Schedule(
+        initial_ms=initial if isinstance(initial, int) else default.initial_ms,
+        max_ms=maximum if isinstance(maximum, int) else default.max_ms,
+        max_attempts=attempts if isinstance(attempts, int) else default.max_attempts,
+        exponential=known.get("backoff", "exponential") == "exponential",
+        jitter=float(jitter) if isinstance(jitter, (int, float)) else default.jitter,
+    )
+
+
+# Blame ----------------------------------------------------------------------------------------------------------
+
+_FREE_VERDICTS = 3
+_REFUSAL_INTERVAL_MS = (1_000, 10 * MINUTE_MS)
+_OTHER_INTERVAL_MS = (10 * MINUTE_MS, DAY_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The blame budget of one path: dead letters in a row with nothing accepted between, and the last one's time.
+
+    `in_a_row` of them are free up to three; after that each further verdict waits for its interval: 1 s doubling
+    to 10 min for refusals, 10 min doubling to 24 h for the others.
+    """
+
+    in_a_row: int = 0
+    last_ms: int = 0
+
+
+def verdict_wait_ms(budget: Budget, reason: Reason, now_ms: int) -> int:
+    """How long a dead letter for this reason has to wait yet; 0 when it is allowed now."""
+    over = budget.in_a_row - _FREE_VERDICTS
+    if over < 0:
+        return 0
+    first, most = _REFUSAL_INTERVAL_MS if reason is Reason.REJECTED else _OTHER_INTERVAL_MS
+    interval = min(most, first << min(over, 40))
+    return min(interval, max(0, budget.last_ms + interval - now_ms))
+
+
+def spend(budget: Budget, now_ms: int) -> Budget:
+    """The budget after one more dead letter."""
+    return replace(budget, in_a_row=budget.in_a_row + 1, last_ms=now_ms)
+
+
+def is_stuck(first_try_at_ms: int | None, now_ms: int, max_stuck_ms: int, accepted_at_ms: list[int]) -> bool:
+    """Whether a head has waited for `max_stuck_ms` while others were accepted all along.
+
+    All along means: in each quarter of the time since the window began (`accepted_at_ms` may be coarse).
+    """
+    if first_try_at_ms is None or now_ms - first_try_at_ms < max_stuck_ms:
+        return False
+    start = now_ms - max_stuck_ms
+    quarter = max_stuck_ms / 4
+    hit = {int((at - start) // quarter) for at in accepted_at_ms if start <= at < now_ms}
+    return {0, 1, 2, 3} <= hit
