@@ -5,7 +5,6 @@ No I/O, no clock, no randomness in here: the moment and the key are arguments.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -25,7 +24,7 @@ from outbox.event_checks import (
     check_trace,
     unknown,
 )
-from outbox.json_text import dump, last_values, text_value
+from outbox.json_text import dump, last_values, plain_value
 from outbox.wire_text import Stamp, key_scope, make_wire
 
 __all__ = [
@@ -140,7 +139,7 @@ def parse_event(line: str | bytes, limits: Limits) -> Draft:
         raise _unknown_field(given)
     if payload is None:
         raise UsageError("the payload is missing; for one without content give null")
-    fields = {_FIELDS[name]: _field_value(name, value) for name, value in given.items()}
+    fields = {_FIELDS[name]: plain_value(value, name) for name, value in given.items()}
     return _draft(fields.pop("kind", None), payload, limits, **fields)
 
 
@@ -262,14 +261,14 @@ def _draft(
     traceparent: Any = None,
     tracestate: Any = None,
 ) -> Draft:
-    if not (isinstance(kind, str) and kind in BUILT_IN_KINDS):
+    if type(kind) is not str or kind not in BUILT_IN_KINDS:
         kind = check_kind(kind, (*BUILT_IN_KINDS, *limits.custom_kinds))
     if mode != "append" or dedupe_key is not None:
         dedupe_key = check_dedupe_key(mode, dedupe_key)
     if occurred_at_ms is not None:
-        check_time(occurred_at_ms)
+        occurred_at_ms = check_time(occurred_at_ms)
     if idempotency_key is not None:
-        check_key(idempotency_key)
+        idempotency_key = check_key(idempotency_key)
     if traceparent is not None or tracestate is not None:
         check_trace(traceparent, tracestate)
     ids = (account_id, run_id, step_id, parent_id, conversation_id)
@@ -315,13 +314,3 @@ def _decoded(line: str | bytes) -> str:
             f"not UTF-8: half a surrogate pair (column {error.start + 1})", code="not_json"
         ) from None
     return line
-
-
-def _field_value(name: str, text: str) -> object:
-    value = text_value(text)
-    if value is not None:
-        return value
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise UsageError(f"{name} is a number of {len(text):,} digits") from None

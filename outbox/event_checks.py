@@ -11,7 +11,7 @@ from typing import Any
 
 from outbox.errors import UsageError
 from outbox.gap import GAP_KIND
-from outbox.json_text import deeper_than, dump, elements, last_values, may_name, text_value
+from outbox.json_text import deeper_than, dump, elements, last_values, may_name, plain_value, text_value
 from outbox.printable import quoted
 from outbox.wire_text import ARCHIVE_BYTES, KEY, QUOTED_NAMES, TIME
 
@@ -35,7 +35,7 @@ _is_tracestate = re.compile(r"[\x20-\x7e]{1,512}").fullmatch
 def check_kind(kind: object, known: Collection[str]) -> str:
     """A kind of the contract or of the configuration; raises UsageError with the nearest otherwise."""
     if isinstance(kind, str) and kind in known and kind != GAP_KIND:
-        return kind
+        return _exact(kind)
     if kind is None:
         raise UsageError("the kind is missing")
     if not isinstance(kind, str) or not kind:
@@ -66,7 +66,7 @@ def check_dedupe_key(mode: object, dedupe_key: object) -> str | None:
 def check_key(key: object) -> str:
     """An idempotency key: 1 to 200 visible ASCII characters, since it becomes a header; or UsageError."""
     if isinstance(key, str) and _is_key(key):
-        return key
+        return _exact(key)
     if key == "":
         raise UsageError("idempotencyKey is empty; leave it out and one is made")
     raise UsageError(f"idempotencyKey {_shown(key)} is not 1 to {MAX_KEY_CHARS} visible ASCII characters")
@@ -75,10 +75,8 @@ def check_key(key: object) -> str:
 def check_time(at_ms: object) -> int:
     """An event's time: an integer of epoch milliseconds, 0 to 2^63-1. Raises UsageError otherwise."""
     if isinstance(at_ms, int) and not isinstance(at_ms, bool) and 0 <= at_ms <= MAX_TIME_MS:
-        return at_ms
-    raise UsageError(
-        f"occurredAt {_shown(at_ms)} is no whole number of epoch milliseconds, 0 to {MAX_TIME_MS}"
-    )
+        return int(at_ms)
+    raise UsageError(f"occurredAt {_shown(at_ms)} is no whole number of epoch milliseconds, 0 to 2^63-1")
 
 
 def check_trace(traceparent: object, tracestate: object) -> None:
@@ -182,13 +180,11 @@ def _message_key(message: str, index: int) -> str | None:
     own = last_values(message) if message.startswith("{") else {}
     try:
         if (at := own.get(TIME, "null")) != "null":
-            check_time(int(at) if _is_integer(at) else _JsonText(at))
-        if (key := own.get(KEY, "null")) != "null":
-            text = text_value(key)
-            return check_key(_JsonText(key) if text is None else text)
+            check_time(plain_value(at, TIME))
+        key = own.get(KEY, "null")
+        return None if key == "null" else check_key(plain_value(key, KEY))
     except UsageError as error:
         raise UsageError(f"message {index} of the batch: {error}") from None
-    return None
 
 
 def _check_tool_call(payload: str) -> None:
@@ -258,12 +254,6 @@ _RETRY: Mapping[str, Callable[[object], Any]] = {
 }
 
 
-class _JsonText(str):
-    """A JSON text that stands for a value of the wrong type: shown without quotes."""
-
-    __slots__ = ()
-
-
 def _short_text(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise UsageError(f"the {name} is a text, not {_shown(value)}")
@@ -277,7 +267,12 @@ def _short_text(value: object, name: str) -> str:
         raise UsageError(f"the {name} {_quoted(value)} has half a surrogate pair in it") from None
     if size > MAX_NAME_BYTES:
         raise UsageError(f"the {name} {_quoted(value)} is {size:,} bytes, more than {MAX_NAME_BYTES}")
-    return value
+    return _exact(value)
+
+
+def _exact(text: str) -> str:
+    """A member of a `class Kind(str, Enum)` prints as its name: the text alone is what is meant."""
+    return str.__str__(text)
 
 
 def _quoted(text: str) -> str:
@@ -285,10 +280,10 @@ def _quoted(text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, str) and not isinstance(value, _JsonText):
+    if isinstance(value, str):
         return _quoted(value)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float | _JsonText):
-        return str(value)[:40]
+    if isinstance(value, int | float):
+        return str(value) if abs(value) < 2**128 else "a number beyond 128 bits"
     return f"a {type(value).__name__}"

@@ -94,6 +94,16 @@ def text_value(text: str) -> str | None:
     return scanstring(text, 1)[0] if text.startswith('"') else None
 
 
+def plain_value(text: str, name: str) -> Any:
+    """The Python value of a JSON text; raises UsageError, with `name`, for too many digits."""
+    if text.startswith('"'):
+        return scanstring(text, 1)[0]
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UsageError(f"{name} has a number with too many digits") from None
+
+
 def quoted(text: str) -> str:
     """A string as JSON; lone surrogates become escapes, so that the result can always be UTF-8."""
     string = encode_basestring(text)
@@ -251,7 +261,10 @@ def _escape_surrogates(text: str) -> str:
 def _undumpable(value: object, name: str, error: Exception) -> UsageError:
     if isinstance(error, RecursionError):
         return UsageError(f"{name} is nested too deep, or holds itself", code="too_deep")
-    where, what = next(_faults(value, name), (name, str(error)))
+    try:
+        where, what = next(_faults(value, name), (name, str(error)))
+    except RecursionError:
+        where, what = name, str(error)
     return UsageError(f"{where}: {what}", code="not_json")
 
 

@@ -195,7 +195,7 @@ def _wrapped(value: str, stamp: Stamp) -> str:
 
 
 def _stamped(text: str, stamp: Stamp) -> str:
-    if may_name(text, *QUOTED_NAMES):
+    if may_name(text, *QUOTED_NAMES) and not last_values(text).keys().isdisjoint((TIME, KEY)):
         return with_members(text, stamp.members())
     comma = "" if _is_empty_object(text) else ","
     return f'{text[:-1]}{comma}"{TIME}":{stamp.occurred_at_ms},"{KEY}":{quoted(stamp.key)}}}'
