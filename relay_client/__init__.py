@@ -1,1 +1,47 @@
-"""One relay over HTTP. Knows no queue."""
+"""One relay over HTTP: the client, what its answers mean, and where its token comes from. Knows no queue."""
+
+from __future__ import annotations
+
+from relay_client.address import Address, parse_base_url
+from relay_client.auth import NoToken, StaticToken, TokenFile, TokenSource, TokenUnavailable, fingerprint
+from relay_client.classify import (
+    read_archive_chunk,
+    read_batch,
+    read_health,
+    read_single,
+    read_spec,
+    read_tool_call,
+    speaks_other_era,
+)
+from relay_client.client import RelayClient
+from relay_client.headers import decode_agent, encode_agent
+from relay_client.reading import Answer, Capabilities, Failure, Origin, Reading, Sort
+from relay_client.retry_after import parse_retry_after
+
+__all__ = [
+    "Address",
+    "Answer",
+    "Capabilities",
+    "Failure",
+    "NoToken",
+    "Origin",
+    "Reading",
+    "RelayClient",
+    "Sort",
+    "StaticToken",
+    "TokenFile",
+    "TokenSource",
+    "TokenUnavailable",
+    "decode_agent",
+    "encode_agent",
+    "fingerprint",
+    "parse_base_url",
+    "parse_retry_after",
+    "read_archive_chunk",
+    "read_batch",
+    "read_health",
+    "read_single",
+    "read_spec",
+    "read_tool_call",
+    "speaks_other_era",
+]

@@ -39,7 +39,7 @@ class Failure(enum.StrEnum):
 
     UNREACHABLE = "unreachable"  # not one byte of the request left
     LOST = "lost"  # bytes may have left
-    STOPPED = "stopped"  # cut off by us: `abort()` or the caller's deadline
+    STOPPED = "stopped"  # cut off by us: `abort()` or the caller's deadline; says nothing about the relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Answer:
     failure: Failure | None = None
     detail: str = ""
     elapsed_ms: int = 0
+    sent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
