@@ -124,7 +124,7 @@ class DaemonSettings:
 
     state_dir: str | None = _key(None, FilePath(), restart=True)
     socket: str | None = _key(None, FilePath(), restart=True)
-    flush_timeout_s: float = _key(10.0, Seconds(0, _HOUR_S))
+    flush_timeout_s: float = _key(5.0, Seconds(0, _HOUR_S))
     poll_interval_s: float = _key(2.0, Seconds(0.01, _HOUR_S))
     max_open_files: int = _key(64, Whole(1, 100_000), restart=True)
     allow_network_fs: bool = _key(default=False, of=Flag(), restart=True)

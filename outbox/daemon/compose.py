@@ -100,10 +100,12 @@ def build_engine(
         max_stuck_ms=round(settings.delivery.max_stuck_s * 1_000),
     )
     gate.on_change = log
+    tokens = token_source(settings)
+    gate.token_from = tokens.describe()
     return Engine(
         Delivery(
             client=client,
-            tokens=token_source(settings),
+            tokens=tokens,
             gate=gate,
             files=OpenFiles(state, settings.daemon.max_open_files),
             routes=routes_of(settings),
@@ -113,5 +115,6 @@ def build_engine(
             rng=rng,
             max_retry_after_ms=round(settings.relay.max_retry_after_s * 1_000),
             log=log,
+            rules=(settings.limits(), settings.bounds()),
         )
     )

@@ -59,6 +59,13 @@ def register_secret(text: str | None) -> None:
             del _secrets[next(iter(_secrets))]
 
 
+def log_line(event: str, fields: Mapping[str, Any]) -> None:
+    """One line; `level` among the fields is its level (info by default)."""
+    own = dict(fields)
+    level = str(own.pop("level", "info"))
+    structlog.get_logger().log(logging.getLevelNamesMapping()[level.upper()], event, **own)
+
+
 @dataclass
 class OncePer:
     """Holds back what repeats itself: one line in `interval_s` about the same event of the same agent."""

@@ -198,6 +198,11 @@ class Engine:
             thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    @property
+    def has_threads(self) -> bool:
+        """Whether worker threads take the turns."""
+        return bool(self._threads)
+
     def resign(self) -> None:
         """Give every sender's place back."""
         for seat in list(self._seats.values()):
@@ -224,22 +229,42 @@ class Engine:
 
     # Looking -----------------------------------------------------------------------------------------------
 
-    def is_busy(self, paths: set[Path]) -> bool:
-        """Whether any of these has a turn under way or to take at once."""
-        with self._cond:
-            return any(
-                (seat := self._seats.get(path)) is not None and (seat.running or seat.ready) for path in paths
-            )
-
-    def has_rest(self, path: Path) -> bool:
-        """Whether this pump only waits to be woken: nothing is left that it could send now."""
+    def rests(self, path: Path, until_ms: int) -> bool:
+        """Whether this pump has nothing that it could send before the monotonic moment `until_ms`."""
         with self._cond:
             seat = self._seats.get(path)
-            return seat is None or not (
-                seat.running or seat.ready or seat.tag is not None or seat.due_ms is not None
-            )
+            if seat is None:
+                return True
+            if seat.running or seat.ready or seat.tag is not None:
+                return False
+            return seat.due_ms is None or seat.due_ms > until_ms
 
-    def for_each_pump(self) -> list[Pump]:
-        """All pumps there are."""
+    def begin_flush(self, deadline: float) -> None:
+        """Ignore backoff until `end_flush`; requests end at `deadline` (monotonic seconds)."""
+        delivery = self.delivery
+        delivery.deadline, delivery.flushing = deadline, True
+        delivery.gate.hurry()
         with self._cond:
-            return [seat.pump for seat in self._seats.values()]
+            for seat in self._seats.values():
+                seat.pump.begin_flush()
+                self._wake(seat)
+
+    def end_flush(self) -> None:
+        """Back to the usual pace."""
+        delivery = self.delivery
+        delivery.flushing, delivery.deadline = False, None
+        delivery.gate.hurry(on=False)
+        self.wake_all()
+
+    def forget_wait(self, path: Path) -> None:
+        """A person changed something about this outbox: its head may go at once."""
+        with self._cond:
+            seat = self._seats.get(path)
+            if seat is not None:
+                seat.pump.forget_wait()
+        self.wake(path)
+
+    def nudge(self) -> None:
+        """Look at the gate again: something was mended."""
+        with self._cond:
+            self._cond.notify_all()

@@ -23,6 +23,7 @@ _HEALTH_FRESH_MS = 1_000
 _LEARNED_FOR_MS = HOUR_MS
 _UNCLEAR_ANSWERS = 3
 _KEPT_HOURS = 48
+_AUTH_STATES = {"no_token": "missing", "unauthorized": "refused"}
 
 
 @dataclass(slots=True)
@@ -108,6 +109,8 @@ class Gate:
         self._health: tuple[int, bool] | None = None
         self._dirty: set[str] = set()
         self.era_known = False  # of the MCP endpoint, for this process
+        self.token_from = ""  # where the token comes from, in words without it
+        self._auth = self._auth_detail = ""
         self.on_change: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
         self._load()
 
@@ -175,6 +178,7 @@ class Gate:
             facts.accepted, facts.dead_end, facts.unclear = True, False, 0
             facts.budget = Budget()
             self._needs_proof = False
+            self._note_auth("ok")
             self._allowed = min(self._most, self._allowed * 2)
             self._open(self._relay, "")
             self._open(facts.valve, name)
@@ -188,6 +192,7 @@ class Gate:
     def close(self, permit: Permit, reason: str, detail: str) -> None:
         """The relay is in trouble: nobody sends but one probe at a time, by backoff."""
         with self._mutex:
+            self._note_auth(_AUTH_STATES.get(reason, self._auth), detail)
             if self._shut(self._relay, "", reason, detail, again=permit.probe):
                 self._allowed = 1
                 self._needs_proof = True
@@ -350,6 +355,18 @@ class Gate:
             self._dirty.clear()
         self._state.write(facts)
 
+    def close_state(self) -> None:
+        """Write what is left to write, and close the file."""
+        self.save()
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+
+    def _note_auth(self, state: str, detail: str = "") -> None:
+        if state != self._auth:
+            self._auth, self._auth_detail = state, detail if state != "ok" else ""
+            self._dirty.add("auth")
+
     # Inside ------------------------------------------------------------------------------------------------
 
     def _facts(self, path: str) -> PathFacts:
@@ -394,6 +411,8 @@ class Gate:
             for token, hours in self._accept_hours.items():
                 self._accept_hours[token] = {hour: n for hour, n in hours.items() if hour >= oldest}
             return {token: {str(hour): n for hour, n in hours.items()} for token, hours in self._accept_hours.items()}
+        if name == "auth":
+            return {"source": self.token_from, "state": self._auth, "detail": self._auth_detail}
         if name == "gate":
             return {"url": self._url, **self._encode_valve(self._relay)}
         facts = self._facts(name.removeprefix("path:"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from outbox.bounds import Bounds
 from outbox.delivery.clock import Clock
 from outbox.delivery.gate import Gate, Permit, Wait
 from outbox.delivery.grouping import Grouping, Size, take_run
@@ -21,10 +22,12 @@ from outbox.delivery.parcel import Form, Parcel, Routes, group, key_of, origin_o
 from outbox.delivery.parts import ArchiveProgress, BatchProgress, open_batch, take_messages
 from outbox.delivery.verdict import Effect, Evidence, Step, Verdict, evidence_wanted, judge, judge_group
 from outbox.errors import StoreError, StoreHeld
+from outbox.event import Limits
 from outbox.outcome import Ack, Blocked, Bury, Reason, Release, Settlement, Trouble
 from outbox.policy import Schedule, backoff_ms, schedule_of
 from outbox.store.file import OutboxFile
 from outbox.store.open_files import OpenFiles
+from outbox.store.receipts import forget_old
 from outbox.store.sending import Claim, Row, claim, head, note_blocked, recover, settle
 from outbox.wire_text import archive_chunks, message_keys
 from relay_client import (
@@ -40,6 +43,9 @@ from relay_client import (
     read_single,
     read_tool_call,
 )
+
+
+_TIDY_EVERY_MS = 60_000
 
 
 class Tokens(Protocol):
@@ -70,8 +76,8 @@ class Delivery:
     rng: random.Random
     max_retry_after_ms: int = 3_600_000
     log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
+    rules: tuple[Limits, Bounds] | None = None  # written into each outbox file for its producers
     flushing: bool = False
-    stopping: bool = False
     deadline: float | None = None  # monotonic seconds: no request goes on beyond it
 
 
@@ -117,6 +123,7 @@ class Pump:
         self._is_sender = False
         self._lost_track = False
         self._cut_after_sending = False
+        self._tidy_at_ms = 0
         self._unsettled: tuple[Claim, list[Settlement], Blocked | None] | None = None
 
     # The turn ----------------------------------------------------------------------------------------------
@@ -129,7 +136,7 @@ class Pump:
                 return Sleep(None)
             row = head(box)
             if row is None:
-                self._clear(box)
+                self._rest(box)
                 return Sleep(None)
             self._look_at(row)
             now = self._d.clock.monotonic_ms()
@@ -142,6 +149,10 @@ class Pump:
         self._tried_in_flush.clear()
         if self._blocked is None or self._blocked.reason != "retry_after":
             self._until_ms = 0
+
+    def forget_wait(self) -> None:
+        """Do not wait any longer, whatever the reason was."""
+        self._failures, self._until_ms = 0, 0
 
     def resign(self) -> None:
         """Give the sender's place back."""
@@ -160,6 +171,8 @@ class Pump:
             self.agent = box.agent
             box.become_sender()
             self._is_sender = self._lost_track = True
+            if self._d.rules is not None:
+                box.set_rules(*self._d.rules)
         if self._unsettled is not None:
             taken, settlements, blocked = self._unsettled
             settle(box, taken, settlements, now_ms=self._d.clock.wall_ms(), blocked=blocked)
@@ -176,10 +189,16 @@ class Pump:
             if self._blocked is None or self._blocked.reason != "retry_after":
                 self._failures, self._until_ms = 0, 0
 
-    def _clear(self, box: OutboxFile) -> None:
+    def _rest(self, box: OutboxFile) -> None:
+        """Nothing waits: forget what stood in the way, drop old receipts, give space back."""
         if self._blocked is not None or box.maybe("SELECT 1 FROM outbox WHERE blocked_reason IS NOT NULL"):
             note_blocked(box, None)
         self._blocked = None
+        now = self._d.clock.monotonic_ms()
+        if now >= self._tidy_at_ms:
+            self._tidy_at_ms = now + _TIDY_EVERY_MS
+            forget_old(box, box.bounds, self._d.clock.wall_ms())
+            box.give_space_back()
 
     def _send_head(self, box: OutboxFile, row: Row) -> Turn:
         path = self._d.routes.path_of(row)

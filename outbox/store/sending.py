@@ -227,11 +227,22 @@ def recover(box: OutboxFile, *, now_ms: int) -> list[int]:
     return unknown
 
 
-def expire(box: OutboxFile, horizon_ms: int, *, now_ms: int, most: int = 1_000) -> int:
-    """Drop waiting events accepted before `horizon_ms`, oldest first, at most `most`; returns how many."""
+def expire(
+    box: OutboxFile,
+    horizon_ms: int,
+    *,
+    now_ms: int,
+    most: int = 1_000,
+    log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
+) -> int:
+    """Drop waiting events accepted before `horizon_ms`, oldest first, at most `most`; returns how many.
+
+    A log line says so before the first one goes.
+    """
     oldest = box.maybe(sql.OLDEST_WAITING + " LIMIT 1", 0)
     if oldest is None or oldest[6] >= horizon_ms:
         return 0
+    log("expiring", {"agent": box.agent, "seq": oldest[0], "reason": "max_age"})
     with box.transaction(durable=False):
         _, claimed_through, _, open_gap_seq = box.one(sql.READ_CLAIM)
         for count in range(most):
