@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from relay_client.reference import json_text, mcp
 from relay_client.reference.faults import Fault
@@ -174,10 +174,10 @@ def _with_content(base: Event, content: json_text.Parsed) -> Event:
     value, text = content.value, content.text
     if not isinstance(value, dict):
         raise Invalid("the event must be a JSON object")
-    key, occurred_at_ms = value.get("idempotencyKey"), value.get("occurredAt")
+    key, occurred_at_ms = value.get("idempotencyKey"), _whole(value.get("occurredAt"), -(2**63), 2**63 - 1)
     if not isinstance(key, str) or not is_key(key):
         raise Invalid("idempotencyKey: must be 1 to 512 visible ASCII characters")
-    if not _whole(occurred_at_ms, -(2**63), 2**63 - 1):
+    if occurred_at_ms is None:
         raise Invalid("occurredAt: must be a whole number, epoch milliseconds")
     digest = _digest(f"{base.path} {text}")
     return replace(base, key=key, occurred_at_ms=occurred_at_ms, body=text.encode(), digest=digest)
@@ -224,13 +224,14 @@ def _said(kept: Kept) -> Reply:
 
 
 def _chunk(value: Mapping[str, Any]) -> Chunk:
-    segment, generation = value.get("segment"), value.get("generation")
-    if isinstance(segment, bool) or not isinstance(segment, str | int):
+    segment, generation = value.get("segment"), _whole(value.get("generation"), 1, 2**53 - 1)
+    if isinstance(segment, bool) or not isinstance(segment, str | int | float):
         raise Invalid("segment: must be a string or a whole number")
-    if generation is not None and not _whole(generation, 1, 2**53 - 1):
+    if generation is None and value.get("generation") is not None:
         raise Invalid("generation: must be a whole number from 1")
-    index, total = value.get("chunkIndex"), value.get("totalChunks")
-    if not _whole(total, 1, 100_000) or not _whole(index, 0, total - 1):
+    total = _whole(value.get("totalChunks"), 1, 100_000)
+    index = None if total is None else _whole(value.get("chunkIndex"), 0, total - 1)
+    if total is None or index is None:
         raise Invalid("chunkIndex, totalChunks: must be whole numbers, the index below the total")
     if not isinstance(value.get("text"), str):
         raise Invalid("text: must be a string")
@@ -254,5 +255,9 @@ def _sound(text: str, name: str) -> str:
     return text
 
 
-def _whole(value: Any, least: int, most: int) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+def _whole(value: Any, least: int, most: int) -> int | None:
+    """Return a whole number within the bounds (1.0 is one, as in JSON Schema), None for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return value if fits else None

@@ -86,7 +86,7 @@ REQUESTS_AFTER = "SELECT n, record FROM requests WHERE n > ? ORDER BY n LIMIT ?"
 ARCHIVES = """
 SELECT c.agent_id, c.segment, c.generation, c.total, e.body
 FROM chunks AS c JOIN events AS e ON e.n = c.event
-WHERE ?1 IS NULL OR c.agent_id = ?1 ORDER BY c.agent_id, c.segment, c.generation, c.chunk
+WHERE c.agent_id = ? ORDER BY c.segment, c.generation, c.chunk
 """
 # Inside one stream neither the seq nor, for one seq, the place in its request may go back.
 SUMMARY = """
@@ -257,7 +257,7 @@ class Ledger:
         rows = [dict(zip(names, row, strict=True)) for row in self.db.execute(SUMMARY)]
         return [{**row, "inOrder": bool(row["inOrder"])} for row in rows]
 
-    def archive_chunks(self, agent_id: str | None) -> Iterator[tuple[tuple[str, str, int, int], bytes]]:
+    def archive_chunks(self, agent_id: str) -> Iterator[tuple[tuple[str, str, int, int], bytes]]:
         """Yield ((agent, segment, generation, total), body) of each kept chunk, in the order of the text."""
         for *archive, body in self.db.execute(ARCHIVES, (agent_id,)):
             yield (archive[0], archive[1], archive[2], archive[3]), body

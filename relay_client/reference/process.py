@@ -105,9 +105,10 @@ class RelayProcess:
         agents = self._ask("GET", "summary").json()["agents"]
         return {agent["agent"]: agent for agent in agents}
 
-    def archives(self) -> list[dict[str, Any]]:
-        """Return the continuation archives."""
-        archives: list[dict[str, Any]] = self._ask("GET", "archives").json()["archives"]
+    def archives(self, agent_id: str) -> list[dict[str, Any]]:
+        """Return the continuation archives of an agent (the `agentId` in their bodies)."""
+        answer = self._ask("GET", "archives", params={"agentId": agent_id})
+        archives: list[dict[str, Any]] = answer.json()["archives"]
         return archives
 
     def add_faults(self, *rules: Mapping[str, Any]) -> None:

@@ -44,8 +44,10 @@ class Readback:
         return json_reply(200, {"agents": self.store.ledger.summary()})
 
     async def archives(self, incoming: Incoming) -> Reply:
-        """Return continuation archives, their texts put together as far as the chunks are there."""
-        chunks = self.store.ledger.archive_chunks(incoming.query.get("agentId"))
+        """Return an agent's continuation archives, put together as far as the chunks are there."""
+        if "agentId" not in incoming.query:
+            raise Invalid("agentId: must be given")
+        chunks = self.store.ledger.archive_chunks(incoming.query["agentId"])
         archives = [
             _archive(key, [body for _, body in group])
             for key, group in itertools.groupby(chunks, key=lambda chunk: chunk[0])

@@ -248,7 +248,7 @@ def test_an_archive_is_put_together_from_its_chunks(relay, http):
     assert (first.status_code, generation) == (201, 1)
     second = post_text(http, ARCHIVES, json.dumps(chunk("arch", 1, 2, "\ude00 two", generation=generation)))
     assert second.json()["archive"] == {"generation": 1}
-    [archive] = [archive for archive in relay.archives() if archive["agentId"] == "arch"]
+    [archive] = relay.archives("arch")
     assert (archive["complete"], archive["text"]) == (True, "one \U0001f600 two")
 
 
