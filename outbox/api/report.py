@@ -1,0 +1,162 @@
+"""How everything stands: all outboxes, the relay, the daemon. Read from the files, by whoever asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from outbox.api.explain import Explanation, explain
+from outbox.api.obstacle import KIND_PATHS, Obstacle, Scope, closed_gate
+from outbox.errors import StoreError
+from outbox.store.directory import StateDirectory
+from outbox.store.file import open_outbox
+from outbox.store.inspect import OutboxStatus, read_status
+from outbox.store.place import RunningDaemon, running_daemon
+from outbox.store.relay_state import read_facts
+
+_BUSY_TIMEOUT_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxLine:
+    """One agent's outbox and why its head waits; or a file that cannot be opened, and the error that says so.
+
+    Such a file's name stands for the agent, since the exact one is known to the file alone.
+    """
+
+    agent: str
+    status: OutboxStatus | None
+    why: Explanation | None
+    trouble: StoreError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All that `status` tells."""
+
+    outboxes: list[OutboxLine]
+    relay_url: str | None
+    gate: Obstacle | None
+    tried: bool  # whether anything is known of this relay
+    auth: Mapping[str, Any]
+    daemon: RunningDaemon | None
+    now_ms: int
+
+
+def overview(
+    state: StateDirectory,
+    now_ms: int,
+    *,
+    relay_url: str | None = None,
+    paths: Mapping[str, str] = KIND_PATHS,
+) -> Overview:
+    """Look at every file once; nothing is made or changed.
+
+    `relay_url` is the configured relay: without a daemon, what the files know of another one does not count.
+    `paths` says where each kind goes. Raises StoreError when the state directory cannot be read.
+    """
+    files = outbox_files(state)
+    daemon = running_daemon(state)
+    facts = read_facts(state.relay_state)
+    known_url = (facts.get("gate") or {}).get("url")
+    if relay_url is not None and daemon is None and known_url != relay_url:
+        facts, known_url = {}, relay_url
+    told = partial(explain, facts=facts, daemon_running=daemon is not None, now_ms=now_ms, paths=paths)
+    lines = [_line(state, path, told) for path in files]
+    return Overview(
+        outboxes=lines,
+        relay_url=known_url,
+        gate=closed_gate(facts),
+        tried=bool(facts.get("gate")),
+        auth=facts.get("auth") or {},
+        daemon=daemon,
+        now_ms=now_ms,
+    )
+
+
+def outbox_files(state: StateDirectory) -> list[Path]:
+    """Every outbox file; raises StoreError when the folder cannot be read."""
+    try:
+        return list(state.outbox_files())
+    except OSError as error:
+        raise StoreError(
+            f"The state directory {str(state.path)!r} cannot be read: {error.strerror}. Nothing was changed. "
+            "It can be read by the user whose daemon it is; another one is named with --state-dir."
+        ) from error
+
+
+def status_report(
+    state: StateDirectory, now_ms: int | None = None, *, paths: Mapping[str, str] = KIND_PATHS
+) -> dict[str, Any]:
+    """What `status --json` and GET /v1/status answer; times are epoch milliseconds. Raises as `overview`."""
+    return as_json(overview(state, time.time_ns() // 1_000_000 if now_ms is None else now_ms, paths=paths))
+
+
+def as_json(seen: Overview) -> dict[str, Any]:
+    """The overview as data (design section 8)."""
+    gate, daemon = seen.gate, seen.daemon
+    return {
+        "agents": [_agent_json(line, seen.now_ms) for line in seen.outboxes],
+        "relay": {
+            "url": seen.relay_url,
+            "gate": "closed" if gate else "open" if seen.tried else "unknown",
+            "reason": gate and gate.reason,
+            "since": gate and gate.since_ms,
+            "auth": seen.auth.get("state") or None,
+        },
+        "daemon": daemon
+        and {
+            "pid": daemon.pid or None,
+            "version": daemon.version or None,
+            "uptimeS": max(0, seen.now_ms - daemon.started_at_ms) // 1000 if daemon.started_at_ms else 0,
+        },
+    }
+
+
+def _line(state: StateDirectory, path: Path, told: Callable[[OutboxStatus], Explanation]) -> OutboxLine:
+    try:
+        status = status_of(state, path)
+    except StoreError as error:
+        return OutboxLine(path.stem, None, None, error)
+    return OutboxLine(status.agent, status, told(status))
+
+
+def status_of(state: StateDirectory, path: Path) -> OutboxStatus:
+    """The status of one outbox; raises StoreError when its file cannot be opened or read."""
+    box = open_outbox(state, path, busy_timeout_ms=_BUSY_TIMEOUT_MS)
+    try:
+        return read_status(box)
+    finally:
+        box.close()
+
+
+def _agent_json(line: OutboxLine, now_ms: int) -> dict[str, Any]:
+    status = line.status
+    counters = {
+        "waiting": status and status.waiting,
+        "inFlight": status and status.in_flight,
+        "dead": status and status.dead,
+        "delivered": status and status.delivered,
+        "dropped": status and status.dropped,
+        "bytes": status and status.waiting_bytes,
+        "oldestAgeMs": max(0, now_ms - status.head.accepted_at_ms) if status and status.head else None,
+    }
+    return {"agent": line.agent, **counters, "blocked": _blocked_json(line)}
+
+
+def _blocked_json(line: OutboxLine) -> dict[str, Any] | None:
+    if line.trouble is not None:
+        return {"reason": line.trouble.code, "since": None, "nextTryAt": None, "detail": str(line.trouble)}
+    why = line.why
+    if why is None or why.scope is Scope.NOTHING:
+        return None
+    return {
+        "reason": why.reason,
+        "since": why.since_ms,
+        "nextTryAt": why.next_try_at_ms,
+        "detail": why.detail,
+    }
