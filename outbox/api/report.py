@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from outbox.api.explain import Explanation, explain
 from outbox.api.obstacle import KIND_PATHS, Obstacle, Scope, closed_gate
 from outbox.errors import StoreError
 from outbox.store.directory import StateDirectory
-from outbox.store.file import open_outbox
+from outbox.store.file import BUSY_TIMEOUT_MS, OutboxFile, open_outbox
 from outbox.store.inspect import OutboxStatus, read_status
 from outbox.store.place import RunningDaemon, running_daemon
 from outbox.store.relay_state import read_facts
@@ -127,11 +128,24 @@ def _line(state: StateDirectory, path: Path, told: Callable[[OutboxStatus], Expl
 
 def status_of(state: StateDirectory, path: Path) -> OutboxStatus:
     """The status of one outbox; raises StoreError when its file cannot be opened or read."""
-    box = open_outbox(state, path, busy_timeout_ms=_BUSY_TIMEOUT_MS)
-    try:
+    with opened(state, path, busy_timeout_ms=_BUSY_TIMEOUT_MS) as box:
         return read_status(box)
+
+
+@contextmanager
+def opened(
+    state: StateDirectory, path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
+) -> Iterator[OutboxFile]:
+    """An outbox file, open while the block runs; raises StoreError when it cannot be used.
+
+    Side files (-wal, -shm) that were not there before are gone afterwards: looking leaves nothing behind.
+    """
+    had_log = path.with_name(f"{path.name}-wal").exists()
+    box = open_outbox(state, path, busy_timeout_ms=busy_timeout_ms)
+    try:
+        yield box
     finally:
-        box.close()
+        box.close(checkpoint=not had_log)
 
 
 def _agent_json(line: OutboxLine, now_ms: int) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""`outbox flush`: everything out before a deadline, through the daemon where one runs, else by ourselves."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from outbox.cli.arguments import seconds
+from outbox.cli.output import clean, count, emit_json, number, say
+from outbox.cli.where import settings_of, state_of
+from outbox.event import check_agent
+from outbox.setting_keys import Settings
+from outbox.store.directory import StateDirectory
+from outbox.store.place import running_daemon
+
+if TYPE_CHECKING:
+    from outbox.daemon.flush import FlushReport
+
+EXAMPLE = "outbox flush --agent builder --timeout 10"
+
+_NOT_ALL = 3
+_BAR_CELLS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whose events, and how long."""
+    parser.add_argument("--agent", metavar="A", help="those of one agent only")
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="S", help="seconds (default: the setting daemon.flush_timeout_s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Flush; 0 when nothing is left, else 3."""
+    settings = settings_of(args)
+    state = state_of(settings)
+    timeout_s = settings.daemon.flush_timeout_s if args.timeout is None else args.timeout
+    agent = None if args.agent is None else check_agent(args.agent)
+    live = not args.json and sys.stdout.isatty()
+    with _watched(state, agent) if live else nullcontext():
+        report, by_daemon = _flush(settings, state, agent, timeout_s)
+    if args.json:
+        emit_json({"delivered": report.delivered, "left": report.left, "dead": report.dead})
+    else:
+        say(*_lines(report, bars=live), _summary(report, by_daemon=by_daemon))
+    return _NOT_ALL if report.left else 0
+
+
+def _flush(
+    settings: Settings, state: StateDirectory, agent: str | None, timeout_s: float
+) -> tuple[FlushReport, bool]:
+    """The report, and whether a daemon made it. An agent without an outbox has nothing to send."""
+    from outbox.daemon.flush import FlushReport, ask_daemon, flush_state  # noqa: PLC0415 - what sends is heavy
+
+    daemon = running_daemon(state)
+    if daemon is None:
+        settings.require_relay_url()
+    paths = list(state.outbox_files()) if agent is None else [state.outbox_path(agent)]
+    if not any(path.exists() for path in paths):
+        return FlushReport(0, 0, 0), daemon is not None
+    if daemon is not None:
+        return ask_daemon(daemon.socket, agent, timeout_s), True
+    return flush_state(settings, state, None if agent is None else [agent], timeout_s), False
+
+
+def _watched(state: StateDirectory, agent: str | None) -> AbstractContextManager[object]:
+    from outbox.cli.flush_view import FlushView  # noqa: PLC0415 - rich is for terminals
+
+    return FlushView(state, agent)
+
+
+def _lines(report: FlushReport, *, bars: bool) -> Iterator[str]:
+    wide = max(map(len, report.agents), default=0)
+    for agent, (delivered, left) in report.agents.items():
+        text = "done" if not left else report.in_the_way.get(agent, "the time was over")
+        yield clean(progress_line(agent, delivered, delivered + left, text, wide=wide, bars=bars))
+
+
+def progress_line(agent: str, done: int, total: int, text: str, *, wide: int, bars: bool) -> str:
+    """How far one agent is: "builder    412/412  ████  done"."""
+    bar = (
+        ("█" * (_BAR_CELLS * done // total if total else _BAR_CELLS)).ljust(_BAR_CELLS) + "  " if bars else ""
+    )
+    return f"{agent:<{wide}}  {number(done):>7}/{number(total):<7}  {bar}{text}"
+
+
+def _summary(report: FlushReport, *, by_daemon: bool) -> str:
+    dead = f" {count(report.dead, 'event')} became dead letters: outbox dead list." if report.dead else ""
+    if not report.left:
+        return f"{number(report.delivered)} delivered, nothing left.{dead}"
+    later = "The daemon goes on with them." if by_daemon else "They go out with the next daemon or flush."
+    return f"{number(report.delivered)} delivered, {number(report.left)} left on disk. {later}{dead}"

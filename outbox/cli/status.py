@@ -1,0 +1,110 @@
+"""`outbox status`: how everything stands, with a daemon and without one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from outbox.api.explain import Explanation
+from outbox.api.obstacle import Obstacle, Scope
+from outbox.api.report import OutboxLine, Overview, as_json, overview
+from outbox.cli.output import age, clean, count, emit_json, local_time, number, say, table, terminal_width
+from outbox.cli.where import kind_paths, now_ms, settings_to_look, state_of
+
+EXAMPLE = "outbox status --json"
+
+_HEADERS = ("agent", "waiting", "oldest", "in flight", "delivered", "dead", "state")
+_STATES = {"empty": "nothing waits", "in_flight": "is being sent", "ready": "goes out now"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None of its own."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, and tell."""
+    settings = settings_to_look(args)
+    state = state_of(settings)
+    seen = overview(state, now_ms(), relay_url=settings.relay.url, paths=kind_paths(settings))
+    if args.json:
+        emit_json(as_json(seen))
+        return 0
+    say(clean(_relay(seen)), *(clean(line) for line in _token(seen)), clean(_daemon(seen)))
+    if not seen.outboxes:
+        say(f"No outbox yet below {clean(str(state.path))}: an agent's first event makes one.")
+        return 0
+    rows = [_row(line, seen.now_ms) for line in seen.outboxes]
+    right = ("waiting", "oldest", "in flight", "delivered", "dead")
+    say(*table(rows, _HEADERS, right=right, width=terminal_width(sys.stdout)))
+    say(*(clean(line) for line in _notes(seen.outboxes)))
+    return 0
+
+
+def _relay(seen: Overview) -> str:
+    url = seen.relay_url or "not set (relay.url, OUTBOX_RELAY_URL)"
+    if seen.gate is not None:
+        return f"relay   {url}   {_closed(seen.gate, seen.now_ms)}"
+    return f"relay   {url}   {'works' if seen.tried else 'not tried yet'}"
+
+
+def _closed(gate: Obstacle, now: int) -> str:
+    since = gate.since_ms or now
+    detail = f": {gate.detail}" if gate.detail else ""
+    wait_ms = (gate.next_try_at_ms or 0) - now
+    coming = f"; next try in {age(wait_ms)}" if wait_ms >= 1_000 else ""
+    reason = gate.reason.replace("_", " ")
+    return f"closed since {local_time(since, now)} ({age(now - since)}), {reason}{detail}{coming}"
+
+
+def _token(seen: Overview) -> Iterator[str]:
+    auth = seen.auth
+    if auth:
+        detail = f": {auth['detail']}" if auth.get("detail") else ""
+        yield f"token   {auth.get('source') or 'unknown'}, {auth.get('state') or 'not tried yet'}{detail}"
+
+
+def _daemon(seen: Overview) -> str:
+    daemon = seen.daemon
+    if daemon is None:
+        return "daemon  none runs: what waits stays on disk until outbox serve, or outbox flush"
+    if not daemon.pid:
+        return "daemon  is starting"
+    return f"daemon  pid {daemon.pid}, {daemon.version}, up {age(seen.now_ms - daemon.started_at_ms)}"
+
+
+def _row(line: OutboxLine, now: int) -> tuple[str, ...]:
+    status = line.status
+    if status is None or line.why is None:
+        code = line.trouble.code.replace("_", " ") if line.trouble else "unknown"
+        return (line.agent, "?", "", "?", "?", "?", f"cannot be read: {code}")
+    oldest = age(now - status.head.accepted_at_ms) if status.head else ""
+    counters = (number(status.in_flight), number(status.delivered), number(status.dead))
+    return (line.agent, number(status.waiting), oldest, *counters, _state(line.why))
+
+
+def _state(why: Explanation) -> str:
+    match why.scope:
+        case Scope.NOTHING:
+            return _STATES[why.reason]
+        case Scope.PERSON:
+            return "paused"
+        case Scope.SENDER:
+            return "waits for a daemon"
+        case Scope.RELAY:
+            return "waits for the relay"
+        case Scope.PATH:
+            return f"waits for {why.path}"
+        case _:
+            return f"held: {why.reason.replace('_', ' ')}"
+
+
+def _notes(lines: list[OutboxLine]) -> Iterator[str]:
+    """What a person should look at next."""
+    dropped = sum(line.status.dropped for line in lines if line.status)
+    dead = sum(line.status.dead for line in lines if line.status)
+    yield from (str(line.trouble) for line in lines if line.trouble)
+    if dropped:
+        yield f"{count(dropped, 'event')} dropped by a bound; the relay is told in their place."
+    if dead:
+        yield f"{count(dead, 'dead letter')}: outbox dead list"
