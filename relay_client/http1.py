@@ -220,8 +220,7 @@ def _parse_head(block: bytes) -> Head:
     if status == 101:
         raise NotHttp("the answer switches to a protocol nobody asked for")
     fields = [_parse_field(line) for line in lines[1:]]
-    options = [option.lower() for option in _tokens(fields, b"connection")]
-    keeps = b"close" not in options and (start[1] != b"0" or b"keep-alive" in options)
+    keeps = start[1] != b"0" and b"close" not in _tokens(fields, b"connection")
     # Two answers to where the body ends: one of them was meant to be missed (RFC 9112, section 6.1).
     names = {name.lower() for name, _ in fields}
     return Head(status, fields, keeps and not {b"transfer-encoding", b"content-length"} <= names)
