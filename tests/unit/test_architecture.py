@@ -123,6 +123,8 @@ def room_of(module):
         return REFERENCE if rest[:1] == ["reference"] else "relay_client"
     if not rest or rest[0] in {"library", "aio"}:
         return WAYS_IN
+    if rest[0] == "__main__":
+        return "cli"
     return rest[0] if rest[0] in ROOMS or (ROOT / package / rest[0]).is_dir() else VALUES
 
 
