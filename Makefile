@@ -1,30 +1,41 @@
-# The four things a developer does. Everything is installed into .venv; nothing else is touched.
+# What a developer does, one word each. Everything is installed into .venv; nothing else is touched.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 
-.PHONY: run test lint bench setup clean
+.PHONY: run test lint bench clean
 
-run: setup
+run: $(VENV)/.run
 	$(BIN)/outbox demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 tests
 
-lint: setup
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup
+bench: $(VENV)/.test
 	$(BIN)/python -m bench
 
-setup: $(VENV)/.installed
+# The demo needs no tools of the developers, so that a first look is quick.
+$(VENV)/.run: $(VENV)/.made pyproject.toml .ci/constraints.txt
+	$(PIP) -e .
+	@touch $@
 
-$(VENV)/.installed: pyproject.toml .ci/constraints.txt
+$(VENV)/.test: $(VENV)/.made pyproject.toml .ci/constraints.txt
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than\
+	 3.11. Nothing was installed. Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make a virtual environment. Nothing\
+	 was installed. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[dev]'
-	touch $@
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
