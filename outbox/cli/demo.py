@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
-from outbox.cli.output import count, emit_json, fail, say
+from outbox.cli.output import count, emit_json, say
 from outbox.errors import OutboxError, UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from outbox.demo.play import Ending
     from outbox.demo.stage import Stage
 
-HELP = "watch a session go through an outage to the reference relay, all on this host"
-EXAMPLE = "  outbox demo\n  outbox demo --keep"
+EXAMPLE = "outbox demo\noutbox demo --keep"
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _LOOK_EVERY_S = 0.2
@@ -38,15 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Play it; 0 when the relay holds all events, in order, once; else 1, and 130 when it was cut short."""
     if args.state_dir is not None:
-        return fail(UsageError("The demo has its own folder. Nothing was started; leave --state-dir away."))
+        raise UsageError("The demo has a folder of its own. Nothing was started; leave --state-dir away.")
     _forget_the_host(os.environ)
     with _Signals() as signals:
         try:
             return _perform(args, signals.asked_to_stop)
-        except OutboxError as error:
+        except OutboxError:
             if signals.asked_to_stop():  # Ctrl-C reaches the children too, and one may have been starting
                 return _INTERRUPTED
-            return fail(error)
+            raise
 
 
 def _forget_the_host(environ: MutableMapping[str, str]) -> None:
@@ -160,8 +159,10 @@ def _what_next(stage: Stage, agent: str) -> tuple[str, ...]:
 
 
 def _own_command() -> str:
-    """How this program is called here: it may not be on the PATH."""
-    on_path, called = shutil.which("outbox"), shutil.which(sys.argv[0])
-    if called is None or (on_path is not None and Path(on_path).samefile(called)):
-        return "outbox"
-    return shlex.quote(called)
+    """How to call this very program from another terminal: it may not be on the PATH."""
+    called, on_path = shutil.which(sys.argv[0]), shutil.which("outbox")
+    if called is None:  # python -m outbox
+        return f"{shlex.quote(sys.executable)} -m outbox"
+    return (
+        "outbox" if on_path and Path(on_path).samefile(called) else shlex.quote(str(Path(called).absolute()))
+    )
