@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -167,5 +168,5 @@ def in_the_way(why: Explanation | None, now_ms: int) -> str:
         return ""
     if why.next_try_at_ms is None:
         return why.detail or why.reason
-    wait_s = max(0, why.next_try_at_ms - now_ms) // 1000
+    wait_s = math.ceil(max(0, why.next_try_at_ms - now_ms) / 1000)
     return f"{why.detail or why.reason}; next try {f'in {wait_s} s' if wait_s else 'now'}"
