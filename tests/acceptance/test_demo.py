@@ -267,7 +267,7 @@ def test_the_hosts_own_settings_are_forgotten():
 
 @contextlib.contextmanager
 def started(*command):
-    """A program and its lines, to be read; killed when it takes longer than two minutes."""
+    """A program and its lines, to be read; ended with the block, killed after two minutes."""
     environ = {**os.environ, "OUTBOX_RELAY_URL": "http://127.0.0.1:9/never"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
@@ -277,8 +277,9 @@ def started(*command):
         try:
             yield process
         finally:
+            process.terminate()  # and not kill: it has children of its own to end
+            process.communicate()
             alarm.cancel()
-            process.kill()
 
 
 def until(stream, words):
