@@ -105,6 +105,7 @@ class Gate:
         self._in_flight = 0
         self._allowed = most
         self._needs_proof = False
+        self._proven = False  # by health, while the relay is closed
         self._hurry = False
         self._health: tuple[int, bool] | None = None
         self._dirty: set[str] = set()
@@ -124,7 +125,10 @@ class Gate:
                 return wait
             if self._in_flight >= self._allowed:
                 return Wait("", "in_turn")
-            health = unsafe and (bool(self._relay.reason) or self._needs_proof)
+            unproven = self._needs_proof or (bool(self._relay.reason) and not self._proven)
+            health = unsafe and unproven
+            if unsafe and not health:
+                self._proven = False
             probe, path_probe = bool(self._relay.reason), bool(facts.valve.reason) and not health
             self._relay.probing = self._relay.probing or probe
             facts.valve.probing = facts.valve.probing or path_probe
@@ -245,10 +249,11 @@ class Gate:
             return self._health[1]
 
     def proven_by_health(self, permit: Permit) -> None:
-        """Health was answered: unsafe events may go, and a closed relay opens."""
+        """Health was answered: one unsafe event may go; it is the probe of a relay that is still closed."""
         with self._mutex:
             self._needs_proof = False
-            self._open(self._relay, "")
+            self._proven = bool(self._relay.reason)
+            self._relay.next_ms = min(self._relay.next_ms, self._clock.monotonic_ms())
 
     def verdict_wait_ms(self, path: str, reason: Reason) -> int:
         """How long a dead letter for this reason on this path has to wait; 0: the budget allows it now."""

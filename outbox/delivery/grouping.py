@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outbox.store.sending import Row
+from outbox.store.row import Row
 
 GROUPED_KIND = "session-message"
 _ALONE_FROM_CRASH = 2

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from outbox.event import BUILT_IN_KINDS
 from outbox.gap import GAP_KIND
-from outbox.store.sending import Row
+from outbox.store.row import Row
 from outbox.wire_text import wire_key
 from relay_client import Origin
 

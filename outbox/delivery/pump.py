@@ -28,7 +28,8 @@ from outbox.policy import Schedule, backoff_ms, schedule_of
 from outbox.store.file import OutboxFile
 from outbox.store.open_files import OpenFiles
 from outbox.store.receipts import forget_old
-from outbox.store.sending import Claim, Row, claim, head, note_blocked, recover, settle
+from outbox.store.row import Row
+from outbox.store.sending import Claim, claim, head, note_blocked, recover, settle
 from outbox.wire_text import archive_chunks, message_keys
 from relay_client import (
     Answer,
@@ -434,7 +435,8 @@ class Pump:
         self._report(permit, verdict, reading, path)
         trouble = self._trouble(reading, verdict.hold, path) if verdict.hold else None
         settlements: list[Settlement] = [
-            Release(row.seq, verdict.sent, row.attempts, trouble, row.progress) for row in taken.rows
+            Release(row.seq, verdict.sent, row.attempts, None if index else trouble, row.progress)
+            for index, row in enumerate(taken.rows)
         ]
         held = (reading, verdict, 0) if verdict.step is Step.RELEASE else None
         return self._finish(box, taken, settlements, held)
