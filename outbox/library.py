@@ -1,9 +1,10 @@
-"""The outbox as a program uses it: open, enqueue, flush. Loads the standard library and apsw only; what sends is
-loaded when `flush` is called."""
+"""The outbox as a program uses it: open, enqueue, flush.
+
+Loads the standard library and apsw only; what sends is loaded when `flush` is called.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -12,16 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from outbox.bounds import Bounds
 from outbox.errors import OutboxError, StoreClosed, UsageError
 from outbox.event import Accepted, Draft, Limits, accept, check_agent, draft_event, parse_event, uuid7
+from outbox.json_text import dump
 from outbox.state_dir import state_dir as default_state_dir
+from outbox.store.create import create_outbox
 from outbox.store.directory import StateDirectory
 from outbox.store.enqueue import Receipt, enqueue
-from outbox.store.file import OutboxFile, create_outbox, decode_rules, open_outbox
-from outbox.store.inspect import OutboxStatus, read_status
-from outbox.store.wake import wake_daemon
+from outbox.store.file import OutboxFile, open_outbox
+from outbox.store.inspect import OutboxStatus, read_status, read_waiting
+from outbox.store.rules import decode_rules
+from outbox.store.wake import Waker
 
 _BODY_LIMIT_VARIABLE = "AGENT_RELAY_MESSAGE_BODY_MAX_CHARS"
 
@@ -57,8 +62,10 @@ class Outbox:
         self.agent = agent
         self._state = state
         self._box = box
-        self._mutex = threading.Lock()
+        self._waker = Waker(state.wake_socket)
+        self._mutex = threading.RLock()
         self._closed = False
+        _outboxes.add(self)
 
     @classmethod
     def open(
@@ -67,10 +74,15 @@ class Outbox:
         """Open the outbox of `agent` (1 to 512 bytes of UTF-8, compared exactly); it is made when it is not there.
 
         `state_dir` defaults to OUTBOX_STATE_DIR, $STATE_DIRECTORY or the user's own state folder. A daemon need
-        not run. Raises UsageError for the agent's name, StoreError when the file cannot be used.
+        not run.
+
+        Raises:
+            UsageError: the agent's name cannot be one, or AGENT_RELAY_MESSAGE_BODY_MAX_CHARS is no number.
+            ConfigError: no state directory is known.
+            StoreError: the file or its folder cannot be used.
         """
         agent = check_agent(agent)
-        place = Path(state_dir) if state_dir is not None else default_state_dir(None, os.environ)
+        place = default_state_dir(None, os.environ) if state_dir is None else Path(state_dir).absolute()
         state = StateDirectory(place).create(allow_network_fs=allow_network_fs)
         return cls(agent, state, _opened(state, agent))
 
@@ -156,11 +168,10 @@ class Outbox:
     @property
     def depth(self) -> int:
         """How many events wait or are in flight."""
-        return self.status().waiting
+        return read_waiting(self._current())
 
     def status(self) -> OutboxStatus:
         """What the file says of this outbox, now."""
-        self._check_open()
         return read_status(self._current())
 
     def close(self) -> None:
@@ -168,6 +179,7 @@ class Outbox:
         with self._mutex:
             self._closed = True
             self._box.close()
+            self._waker.close()
 
     def __enter__(self) -> Outbox:
         return self
@@ -180,38 +192,43 @@ class Outbox:
     def _draft(self, event: Mapping[str, Any] | str | bytes | Draft) -> Draft:
         if isinstance(event, Draft):
             return event
-        limits = self._box.limits
+        if isinstance(event, Mapping):
+            event = dump(dict(event), "event")
         if isinstance(event, (str, bytes)):
-            return parse_event(event, limits)
-        from outbox.json_text import dump  # noqa: PLC0415 - a mapping is the rare form
-
-        return parse_event(dump(dict(event)), limits)
+            return parse_event(event, self._box.limits)
+        raise UsageError(f"an event is a mapping or JSON text, not a {type(event).__name__}")
 
     def _store(self, drafts: Sequence[Draft]) -> list[Receipt | OutboxError]:
-        self._check_open()
+        box = self._box
+        if self._closed or box.closed:
+            box = self._current()
         if not drafts:
             return []
         now_ms = time.time_ns() // 1_000_000
-        for last in (False, True):
+        try:
+            results = enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
+        except StoreClosed:
             box = self._current()
-            events = [self._accept(draft, box, now_ms) for draft in drafts]
-            try:
-                results = enqueue(box, events, now_ms=now_ms)
-                break
-            except StoreClosed:
-                if last or self._closed:
-                    raise
-        wake_daemon(self._state.wake_socket, box.path.name)
+            results = enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
+        self._waker.wake(box.path.name)
         return results
 
-    def _accept(self, draft: Draft, box: OutboxFile, now_ms: int) -> Accepted:
-        return accept(
-            draft, limits=box.limits, agent=self.agent, now_ms=now_ms, new_key=uuid7(now_ms, os.urandom(10))
-        )
+    def _accepted(self, drafts: Sequence[Draft], box: OutboxFile, now_ms: int) -> list[Accepted]:
+        return [
+            accept(
+                draft,
+                limits=box.limits,
+                agent=self.agent,
+                now_ms=now_ms,
+                new_key=draft.idempotency_key or uuid7(now_ms, os.urandom(10)),
+            )
+            for draft in drafts
+        ]
 
     def _current(self) -> OutboxFile:
-        """The open file; opened anew when it was replaced, or in a forked child."""
+        """The open file; opened anew when it was replaced, or in a forked child. Raises StoreClosed."""
         with self._mutex:
+            self._check_open()
             if self._box.closed or self._box.was_replaced:
                 self._box.close()
                 self._box = _opened(self._state, self.agent)
@@ -220,6 +237,18 @@ class Outbox:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"The outbox of {self.agent!r} was closed. Nothing was stored; open it anew.")
+
+
+_outboxes: WeakSet[Outbox] = WeakSet()
+
+
+def _free_mutexes_after_fork() -> None:
+    """A thread of the parent may have held one: in the child nobody would ever let it go."""
+    for outbox in list(_outboxes):
+        outbox._mutex = threading.RLock()  # noqa: SLF001 - the other half of Outbox
+
+
+os.register_at_fork(after_in_child=_free_mutexes_after_fork)
 
 
 def _opened(state: StateDirectory, agent: str) -> OutboxFile:
@@ -237,12 +266,8 @@ def _opened(state: StateDirectory, agent: str) -> OutboxFile:
 def read_rules(state: StateDirectory) -> tuple[Limits, Bounds]:
     """The rules for a new outbox: those that the daemon left in the state directory, else the defaults."""
     try:
-        text = state.rules_file.read_text("utf-8")
-    except OSError:
-        return Limits(), Bounds()
-    try:
-        return decode_rules(text)
-    except (ValueError, KeyError, TypeError, json.JSONDecodeError):
+        return decode_rules(state.rules_file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
         return Limits(), Bounds()
 
 

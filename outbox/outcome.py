@@ -50,7 +50,6 @@ TRANSITIONS: Mapping[tuple[State, Act], State] = {
     (State.WAITING, Act.COALESCE): State.REPLACED,
     (State.WAITING, Act.DROP): State.DROPPED,
     (State.WAITING, Act.SKIP): State.DEAD,
-    (State.WAITING, Act.BURY): State.DEAD,
     (State.IN_FLIGHT, Act.ACK): State.DELIVERED,
     (State.IN_FLIGHT, Act.TOOL_SAID_NO): State.TOOL_ERROR,
     (State.IN_FLIGHT, Act.RELEASE): State.WAITING,
@@ -121,13 +120,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """It becomes a dead letter."""
+    """It becomes a dead letter. `sent` says whether a send is counted."""
 
     seq: int
     reason: Reason
     attempts: int
     trouble: Trouble
     progress: str | None = None
+    sent: bool = True
 
 
 Settlement = Ack | Release | Bury

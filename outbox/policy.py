@@ -6,10 +6,10 @@ All times are milliseconds of whatever clock the caller keeps; nothing here read
 from __future__ import annotations
 
 import enum
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from outbox.bounds import Bounds
+from outbox.bounds import REFUSE, Bounds
 from outbox.outcome import Reason
 
 MINUTE_MS = 60_000
@@ -47,13 +47,23 @@ class Room(enum.Enum):
     REFUSED = enum.auto()
 
 
-def room_for(fill: Fill, size_bytes: int, bounds: Bounds) -> Room:
-    """Whether one more event of `size_bytes` fits, and what may be done about it."""
-    if fill.events < bounds.max_events and fill.size_bytes + size_bytes <= bounds.max_bytes:
+_NOTHING = Fill(0, 0, 0, 0)
+
+
+def room_for(fill: Fill, size_bytes: int, bounds: Bounds, *, in_flight: Fill = _NOTHING) -> Room:
+    """Whether one more event of `size_bytes` fits, and what may be done about it.
+
+    What is in flight is never dropped: an event that would not fit beside it is refused before anything goes.
+    """
+    if _fits(fill, size_bytes, bounds):
         return Room.THERE
-    if bounds.overflow == "refuse" or size_bytes > bounds.max_bytes or fill.events == 0:
+    if bounds.overflow == REFUSE or not _fits(in_flight, size_bytes, bounds):
         return Room.REFUSED
     return Room.BY_DROPPING
+
+
+def _fits(fill: Fill, size_bytes: int, bounds: Bounds) -> bool:
+    return fill.events < bounds.max_events and fill.size_bytes + size_bytes <= bounds.max_bytes
 
 
 def expiry_horizon_ms(bounds: Bounds, now_ms: int, quiet_until_ms: int) -> int | None:
@@ -90,22 +100,17 @@ def backoff_ms(schedule: Schedule, failures: int, chance: float) -> int:
     return round(full * (1 - schedule.jitter * chance))
 
 
-def schedule_of(default: Schedule, retry: dict[str, object] | None) -> Schedule:
-    """The schedule of an event that carries its own `retry`."""
-    if not retry:
+def schedule_of(default: Schedule, retry: object) -> Schedule:
+    """The schedule of an event that carries its own `retry`, as it was checked at acceptance; else the default."""
+    if not isinstance(retry, Mapping):
         return default
-    text = json.dumps(retry)
-    known: dict[str, object] = json.loads(text)
-    initial = known.get("initialDelayMs", default.initial_ms)
-    maximum = known.get("maxDelayMs", default.max_ms)
-    attempts = known.get("maxAttempts", default.max_attempts)
-    jitter = known.get("jitter", default.jitter)
+    backoff = retry.get("backoff")
     return Schedule(
-        initial_ms=initial if isinstance(initial, int) else default.initial_ms,
-        max_ms=maximum if isinstance(maximum, int) else default.max_ms,
-        max_attempts=attempts if isinstance(attempts, int) else default.max_attempts,
-        exponential=known.get("backoff", "exponential") == "exponential",
-        jitter=float(jitter) if isinstance(jitter, (int, float)) else default.jitter,
+        initial_ms=retry.get("initialDelayMs", default.initial_ms),
+        max_ms=retry.get("maxDelayMs", default.max_ms),
+        max_attempts=retry.get("maxAttempts", default.max_attempts),
+        exponential=default.exponential if backoff is None else backoff == "exponential",
+        jitter=retry.get("jitter", default.jitter),
     )
 
 

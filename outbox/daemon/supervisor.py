@@ -26,13 +26,15 @@ from outbox.event import Draft, accept, check_agent, uuid7
 from outbox.library import read_rules
 from outbox.policy import HOUR_MS, expiry_horizon_ms
 from outbox.setting_keys import Settings, describe_changes
+from outbox.store.create import create_outbox
 from outbox.store.directory import StateDirectory
+from outbox.store.dropping import expire
 from outbox.store.enqueue import Receipt, enqueue
-from outbox.store.file import create_outbox, encode_rules, open_outbox
+from outbox.store.file import open_outbox
 from outbox.store.inspect import read_status
 from outbox.store.people import pause, resume
 from outbox.store.place import default_socket, leave_place, take_place, write_private
-from outbox.store.sending import expire
+from outbox.store.rules import encode_rules
 from outbox.store.wake import bind_wake_socket
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -11,6 +12,7 @@ from pathlib import Path
 from outbox.errors import StoreError
 
 _SLUG_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
+_octal = re.compile(r"\\([0-7]{3})")
 _NETWORK_FS = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "afs", "fuse.sshfs", "lustre", "beegfs")
 
 
@@ -34,16 +36,13 @@ class StateDirectory:
         self.rules_file = path / "rules.json"
 
     def create(self, *, allow_network_fs: bool = False) -> StateDirectory:
-        """Make STATE and STATE/agents with mode 0700.
+        """Make STATE and STATE/agents with mode 0700; a missing folder above them is made with that mode too.
 
         Raises StoreError when it cannot be made, or lies on a network file system (whose locks and
         write-ahead logs cannot be trusted) and `allow_network_fs` is false.
         """
         try:
-            for folder in (self.path, self.agents):
-                if not folder.is_dir():
-                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    folder.chmod(0o700)
+            _make_private(self.agents)
         except OSError as error:
             raise StoreError(
                 f"The state directory {str(self.path)!r} cannot be made: {error.strerror}. "
@@ -62,14 +61,33 @@ class StateDirectory:
         return self.agents / file_name(agent)
 
     def outbox_files(self) -> Iterator[Path]:
-        """Every outbox file there is, also those of agents long gone."""
+        """Every outbox file there is, also those of agents long gone; raises StoreError."""
         try:
             entries = sorted(os.scandir(self.agents), key=lambda entry: entry.name)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise StoreError(
+                f"The folder {str(self.agents)!r} cannot be read: {error.strerror}. Nothing was changed."
+            ) from error
         for entry in entries:
             if entry.name.endswith(".sqlite") and not entry.name.startswith("."):
                 yield Path(entry.path)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and those above it that are missing, so that a power cut does not take them away again."""
+    if folder.is_dir():
+        return
+    _make_private(folder.parent)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        folder.chmod(0o700)
+        sync_folder(folder.parent)
 
 
 def network_file_system(path: Path) -> str | None:
@@ -82,7 +100,7 @@ def network_file_system(path: Path) -> str | None:
         return None
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
+        point = _octal.sub(lambda found: chr(int(found[1], 8)), point)
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, found = point, kind
@@ -93,13 +111,16 @@ def is_regular(path: Path) -> bool:
     """Whether a file (no folder, no link, no device) lies there."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename or a new name in the folder survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make a rename or a new name in the folder survive a power cut, where the folder can be read at all."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return
     try:
         os.fsync(fd)
     finally:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from outbox.event import row_checksum, uuid7
 from outbox.gap import GAP_KIND, Gap, Lost, decode, widen
 from outbox.outcome import Act, State, move
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
-from outbox.store.receipts import remember
-from outbox.event import row_checksum, uuid7
+from outbox.store.receipts import remember, remember_many
+
+Log = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ def drop_waiting(
 
     With `accepted_before_ms` only an event accepted before that moment goes.
     """
-    row = box.maybe(sql.OLDEST_WAITING + " LIMIT 1", claimed_through)
+    row = box.maybe(sql.OLDEST_WAITING, claimed_through)
     if row is None:
         return None
     seq, kind, key, digest, size, occurred_at_ms, accepted_at_ms = row
@@ -55,37 +59,72 @@ def drop_waiting(
 
 def drop_dead(box: OutboxFile, count: int, reason: str, now_ms: int) -> int:
     """Drop the oldest dead letters; returns the bytes freed. Inside a transaction."""
-    rows = box.rows(sql.OLDEST_DEAD + " LIMIT ?", count)
-    for seq, kind, key, digest, _ in rows:
-        remember(box, key, seq, kind, digest, move(State.DEAD, Act.DROP), now_ms)
-        box.run(sql.DELETE_DEAD, seq)
-    freed: int = sum(row[4] for row in rows)
+    rows = box.rows(sql.OLDEST_DEAD, count)
+    state = str(move(State.DEAD, Act.DROP))
+    box.run_many(sql.DELETE_DEAD, [(seq,) for seq, *_ in rows])
+    freed: int = sum(size for *_, size in rows)
     box.run(sql.COUNT_BURIED, -len(rows), -freed)
     box.run(sql.ADD_TOTAL, f"dropped_dead:{reason}", len(rows))
+    remember_many(box, [(key, seq, kind, digest, state, now_ms, None) for seq, kind, key, digest, _ in rows])
     return freed
 
 
+def expire(
+    box: OutboxFile,
+    horizon_ms: int,
+    *,
+    now_ms: int,
+    most: int = 1_000,
+    log: Log | None = None,
+) -> int:
+    """Drop waiting events accepted before `horizon_ms`, oldest first, at most `most`; returns how many.
+
+    A log line says so before the first one goes.
+    """
+    claimed_through = box.one(sql.READ_CLAIM)[1]
+    oldest = box.maybe(sql.OLDEST_WAITING, claimed_through)
+    if oldest is None or oldest[6] >= horizon_ms:
+        return 0
+    if log is not None:
+        log("expiring", {"agent": box.agent, "seq": oldest[0], "reason": "max_age"})
+    with box.transaction(durable=False):
+        _, claimed_through, _, open_gap_seq = box.one(sql.READ_CLAIM)
+        for count in range(most):
+            gone = drop_waiting(
+                box, claimed_through, open_gap_seq, "max_age", now_ms, accepted_before_ms=horizon_ms
+            )
+            if gone is None:
+                return count
+            open_gap_seq = gone.gap_seq
+    return most
+
+
 def _tell(box: OutboxFile, open_gap_seq: int | None, lost: Lost, reason: str, now_ms: int) -> int:
-    """Widen the open gap, or open one in the place of the lost event."""
-    if open_gap_seq is not None:
-        gap = widen(decode(box.one(sql.READ_GAP, open_gap_seq)[0]), lost, reason)
-        _write_gap(box, open_gap_seq, gap)
-        return open_gap_seq
-    gap = widen(None, lost, reason)
-    text = gap.encode()
-    key = uuid7(now_ms, os.urandom(10))
+    """Widen the open gap, or open one, so that it stands where the first lost event was; returns its seq.
+
+    An open gap whose row is damaged is left to the sender, which sets it aside: a new one tells what comes now.
+    """
+    row = None if open_gap_seq is None else box.maybe(sql.READ_GAP, open_gap_seq)
+    if row is None or _checksum(box, open_gap_seq, *row[:3]) != row[3]:
+        return _open(box, widen(None, lost, reason), now_ms)
+    key, occurred_at_ms, text, _ = row
+    text = widen(decode(text), lost, reason).encode()
+    seq = lost.seq if open_gap_seq is None else min(open_gap_seq, lost.seq)
+    box.run(sql.CHANGE_GAP, seq, text, _checksum(box, seq, key, occurred_at_ms, text), open_gap_seq)
+    if seq != open_gap_seq:
+        box.run(sql.SET_OPEN_GAP, seq)
+    return seq
+
+
+def _open(box: OutboxFile, gap: Gap, now_ms: int) -> int:
+    text, key, seq = gap.encode(), uuid7(now_ms, os.urandom(10)), gap.first_seq
+    checksum = _checksum(box, seq, key, now_ms, text)
     box.run(
-        sql.INSERT_EVENT, lost.seq, GAP_KIND, key, text, "gap", now_ms, now_ms, b"", None, None,
-        row_checksum(box.stream, lost.seq, GAP_KIND, key, now_ms, text),
+        sql.INSERT_EVENT, seq, GAP_KIND, key, text, "gap", now_ms, now_ms, b"", None, None, checksum
     )  # fmt: skip
-    box.run(sql.SET_OPEN_GAP, lost.seq)
-    return lost.seq
+    box.run(sql.SET_OPEN_GAP, seq)
+    return seq
 
 
-def _write_gap(box: OutboxFile, seq: int, gap: Gap) -> None:
-    key, occurred_at_ms = box.one("SELECT key, occurred_at_ms FROM events WHERE seq = ?", seq)
-    text = gap.encode()
-    box.run(
-        sql.CHANGE_GAP, text, row_checksum(box.stream, seq, GAP_KIND, key, occurred_at_ms, text), seq
-    )
-
+def _checksum(box: OutboxFile, seq: int | None, key: str, occurred_at_ms: int, text: bytes) -> int:
+    return row_checksum(box.stream, seq or 0, GAP_KIND, key, occurred_at_ms, text)

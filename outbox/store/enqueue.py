@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outbox.bounds import Bounds
 from outbox.errors import OutboxError, StoreFull, UsageError
-from outbox.event import Accepted
+from outbox.event import Accepted, row_checksum
+from outbox.json_text import dump, quoted
 from outbox.outcome import Act, State, move
 from outbox.policy import Fill, Room, room_for
 from outbox.store import statements as sql
 from outbox.store.dropping import drop_dead, drop_waiting
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember
-from outbox.event import row_checksum, uuid7
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Receipt:
     """What a producer gets once its event is on disk.
 
     `state` is "waiting", or for a duplicate where the first one is by now: waiting, in_flight, delivered, dead,
-    tool_error, replaced, dropped or discarded.
+    tool_error, replaced, dropped or discarded. An event that a later one of the same call replaced, or that the
+    bounds of a small outbox dropped for one, says so too.
     """
 
     seq: int
@@ -33,8 +35,14 @@ class Receipt:
     state: str
 
 
-@dataclass(slots=True)
-class _Counters:
+class _Book:
+    """The counters of the outbox, kept up to date through one call; `added` is written when it ends."""
+
+    __slots__ = (
+        "added", "added_bytes", "claimed_through", "dead", "dead_bytes", "gone", "last_seq", "open_gap_seq",
+        "waiting", "waiting_bytes",
+    )  # fmt: skip
+
     last_seq: int
     waiting: int
     waiting_bytes: int
@@ -42,81 +50,114 @@ class _Counters:
     dead_bytes: int
     claimed_through: int
     open_gap_seq: int | None
-    added: int = 0
-    added_bytes: int = 0
+
+    def __init__(self, row: tuple[Any, ...]) -> None:
+        (_, self.last_seq, self.waiting, self.waiting_bytes, self.dead, self.dead_bytes, self.claimed_through,
+         self.open_gap_seq) = row  # fmt: skip
+        self.added = self.added_bytes = 0
+        self.gone: dict[int, State] = {}
+
+    def fits(self, size_bytes: int, bounds: Bounds) -> bool:
+        """Whether one more event goes in as things are."""
+        return (
+            self.waiting + self.dead < bounds.max_events
+            and self.waiting_bytes + self.dead_bytes + size_bytes <= bounds.max_bytes
+        )
+
+    def take(self, size_bytes: int) -> int:
+        """Count one more event; returns its seq."""
+        self.last_seq += 1
+        self.waiting += 1
+        self.waiting_bytes += size_bytes
+        self.added += 1
+        self.added_bytes += size_bytes
+        return self.last_seq
+
+    def lose(self, seq: int, size_bytes: int, state: State) -> None:
+        """Count one less: it is in `state` now."""
+        self.waiting -= 1
+        self.waiting_bytes -= size_bytes
+        self.gone[seq] = state
 
 
 def enqueue(box: OutboxFile, events: Sequence[Accepted], *, now_ms: int) -> list[Receipt | OutboxError]:
     """Take the events, in order, with one durable commit; one receipt or error for each of them.
 
-    An error concerns its own event alone: `key_reused` (UsageError) or StoreFull. Raises StoreBusy, StoreFull or
-    StoreError when nothing at all could be stored.
+    An error concerns its own event alone, and leaves what was there as it was: `key_reused` (UsageError) or
+    StoreFull. Raises StoreBusy, StoreFull or StoreError when nothing at all could be stored.
     """
-    _refuse_on_full_disk(box, box.bounds)
-    results: list[Receipt | OutboxError] = []
+    _refuse_on_full_disk(box)
     with box.transaction(durable=True):
-        rules, *counters = box.one(sql.READ_FOR_ENQUEUE)
-        box.learn_rules(rules)
-        state = _Counters(*counters)
-        for event in events:
-            try:
-                results.append(_take(box, state, event, now_ms))
-            except (UsageError, StoreFull) as error:
-                results.append(error)
-        if state.added:
-            box.run(sql.COUNT_ACCEPTED, state.last_seq, state.added, state.added_bytes, state.added)
-    return results
+        row = box.one(sql.READ_FOR_ENQUEUE)
+        box.learn_rules(row[0])
+        book = _Book(row)
+        results = [_take(box, book, event, now_ms) for event in events]
+        if book.added:
+            box.run(sql.COUNT_ACCEPTED, book.last_seq, book.added, book.added_bytes, book.added)
+    return [_as_it_is_now(result, book) for result in results] if book.gone else results
 
 
-def _take(box: OutboxFile, state: _Counters, event: Accepted, now_ms: int) -> Receipt:
-    if event.key_given and (known := _known(box, event, state.claimed_through)):
+def _as_it_is_now(result: Receipt | OutboxError, book: _Book) -> Receipt | OutboxError:
+    if isinstance(result, Receipt) and result.seq in book.gone:
+        return dataclasses.replace(result, state=str(book.gone[result.seq]))
+    return result
+
+
+def _take(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> Receipt | OutboxError:
+    if event.key_given and (known := _known(box, event, book.claimed_through)):
         return known
-    if event.dedupe_key is not None:
-        _coalesce(box, state, event.dedupe_key, now_ms)
-    _make_room(box, state, len(event.wire_payload), now_ms)
-    move(State.NEW, Act.ENQUEUE)
-    state.last_seq += 1
-    size = len(event.wire_payload)
-    box.run(
+    wire = event.wire_payload
+    if event.dedupe_key is not None or not book.fits(len(wire), box.bounds):
+        refusal = _clear_the_way(box, book, event, now_ms)
+        if refusal is not None:
+            return refusal
+    seq = book.take(len(wire))
+    box.execute(
         sql.INSERT_EVENT,
-        state.last_seq,
-        event.kind,
-        event.key,
-        event.wire_payload,
-        event.shape,
-        event.occurred_at_ms,
-        now_ms,
-        event.digest,
-        event.dedupe_key,
-        _extra(event),
-        row_checksum(
-            box.stream, state.last_seq, event.kind, event.key, event.occurred_at_ms, event.wire_payload
+        (
+            seq,
+            event.kind,
+            event.key,
+            wire,
+            event.shape,
+            event.occurred_at_ms,
+            now_ms,
+            event.digest,
+            event.dedupe_key,
+            _extra(event),
+            row_checksum(box.stream, seq, event.kind, event.key, event.occurred_at_ms, wire),
         ),
     )
-    state.waiting += 1
-    state.waiting_bytes += size
-    state.added += 1
-    state.added_bytes += size
-    return Receipt(state.last_seq, event.key, duplicate=False, state=State.WAITING)
+    return Receipt(seq, event.key, duplicate=False, state=_ACCEPTED)
+
+
+_ACCEPTED = str(move(State.NEW, Act.ENQUEUE))
 
 
 def _extra(event: Accepted) -> str | None:
-    extra = {
-        "tool": event.tool,
-        "scoped": event.scoped or None,
-        "retry": event.retry and json.loads(event.retry),
-        "correlation": event.correlation and json.loads(event.correlation),
-        "traceparent": event.traceparent,
-        "tracestate": event.tracestate,
-        "notes": dict(event.notes) or None,
-        "replayedFrom": event.replayed_from,
-    }
-    present = {name: value for name, value in extra.items() if value is not None}
-    return json.dumps(present, separators=(",", ":")) if present else None
+    """What else belongs to the event, as JSON; None when there is nothing. What is JSON already is joined as text."""
+    parts: list[str] = []
+    if event.tool is not None:
+        parts.append(f'"tool":{quoted(event.tool)}')
+    if event.traceparent is not None:
+        parts.append(f'"traceparent":{quoted(event.traceparent)}')
+    if event.tracestate is not None:
+        parts.append(f'"tracestate":{quoted(event.tracestate)}')
+    if event.scoped:
+        parts.append('"scoped":true')
+    if event.retry is not None:
+        parts.append(f'"retry":{event.retry}')
+    if event.correlation is not None:
+        parts.append(f'"correlation":{event.correlation}')
+    if event.notes:
+        parts.append(f'"notes":{dump(dict(event.notes))}')
+    if event.replayed_from is not None:
+        parts.append(f'"replayedFrom":{event.replayed_from}')
+    return f"{{{','.join(parts)}}}" if parts else None
 
 
-def _known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | None:
-    """The receipt of the first event with this key, where one is remembered."""
+def _known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | UsageError | None:
+    """The receipt of the first event with this key, where one is remembered; a refusal when it was another one."""
     if row := box.maybe(sql.FIND_WAITING_KEY, event.key):
         seq, kind, digest = row
         state = State.IN_FLIGHT if seq <= claimed_through else State.WAITING
@@ -127,7 +168,7 @@ def _known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | 
     else:
         return None
     if (kind, digest) != (event.kind, event.digest):
-        raise UsageError(
+        return UsageError(
             f"The idempotency key {event.key!r} was already used for another event (seq {seq:,}). "
             "Not taken; the first one is kept. Give each event a key of its own.",
             code="key_reused",
@@ -135,54 +176,83 @@ def _known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | 
     return Receipt(seq, event.key, duplicate=True, state=str(state))
 
 
-def _coalesce(box: OutboxFile, state: _Counters, dedupe_key: str, now_ms: int) -> None:
-    for seq, kind, key, digest, size in box.rows(sql.FIND_COALESCED, dedupe_key, state.claimed_through):
-        remember(box, key, seq, kind, digest, move(State.WAITING, Act.COALESCE), now_ms)
+# Bounds -----------------------------------------------------------------------------------------------------
+
+
+def _clear_the_way(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> StoreFull | None:
+    """Remove what the event replaces and what has to make room for it; a refused event removes nothing."""
+    replaced = []
+    if event.dedupe_key is not None:
+        replaced = box.rows(sql.FIND_COALESCED, event.dedupe_key, book.claimed_through)
+    size = len(event.wire_payload)
+    fill = Fill(
+        book.waiting - len(replaced),
+        book.waiting_bytes - sum(row[4] for row in replaced),
+        book.dead,
+        book.dead_bytes,
+    )
+    room = room_for(fill, size, box.bounds)
+    if room is not Room.THERE:
+        room = room_for(fill, size, box.bounds, in_flight=_in_flight(box, book))
+    if room is Room.REFUSED:
+        box.run(sql.ADD_TOTAL, "refused:full", 1)
+        return _full(box, book, size)
+    _coalesce(box, book, replaced, now_ms)
+    if room is Room.BY_DROPPING:
+        _make_room(box, book, event, now_ms)
+    return None
+
+
+def _in_flight(box: OutboxFile, book: _Book) -> Fill:
+    events, size_bytes = 0, 0
+    if book.claimed_through:
+        events, size_bytes = box.one(sql.IN_FLIGHT_FILL, book.claimed_through)
+    return Fill(events, size_bytes, 0, 0)
+
+
+def _coalesce(box: OutboxFile, book: _Book, replaced: list[tuple[Any, ...]], now_ms: int) -> None:
+    for seq, kind, key, digest, size in replaced:
+        state = move(State.WAITING, Act.COALESCE)
+        remember(box, key, seq, kind, digest, state, now_ms)
         box.run(sql.DELETE_EVENT, seq)
         box.run(sql.DELETE_TRIES, seq)
         box.run(sql.COUNT_SETTLED, 1, size, 0)
         box.run(sql.ADD_TOTAL, "coalesced", 1)
-        state.waiting -= 1
-        state.waiting_bytes -= size
+        book.lose(seq, size, state)
 
 
-def _make_room(box: OutboxFile, state: _Counters, size: int, now_ms: int) -> None:
-    fill = Fill(state.waiting, state.waiting_bytes, state.dead, state.dead_bytes)
-    room = room_for(fill, size, box.bounds)
-    if room is Room.THERE:
-        return
-    if room is Room.REFUSED:
-        box.run(sql.ADD_TOTAL, "refused:full", 1)
-        raise StoreFull(
-            f"The outbox of {box.agent!r} is full ({state.waiting:,} events, "
-            f"{state.waiting_bytes + state.dead_bytes:,} bytes). Not taken; what waits is kept. "
-            "Raise bounds.max_events or bounds.max_bytes, or let it drain: outbox status"
-        )
-    reason = "max_events" if fill.events >= box.bounds.max_events else "max_bytes"
-    while room_for(fill, size, box.bounds) is Room.BY_DROPPING:
-        if fill.dead:
+def _make_room(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> None:
+    """Drop the oldest dead letters, then the oldest waiting events, until the event fits."""
+    while not book.fits(len(event.wire_payload), box.bounds):
+        full = book.waiting + book.dead >= box.bounds.max_events
+        reason = "max_events" if full else "max_bytes"
+        if book.dead:
             freed = drop_dead(box, 1, reason, now_ms)
-            state.dead, state.dead_bytes = state.dead - 1, state.dead_bytes - freed
-        else:
-            dropped = drop_waiting(box, state.claimed_through, state.open_gap_seq, reason, now_ms)
-            if dropped is None:
-                raise StoreFull(
-                    f"The outbox of {box.agent!r} is full and all of it is in flight. Not taken; try again soon."
-                )
-            state.waiting, state.waiting_bytes = state.waiting - 1, state.waiting_bytes - dropped.size_bytes
-            state.open_gap_seq = dropped.gap_seq
-        fill = Fill(state.waiting, state.waiting_bytes, state.dead, state.dead_bytes)
+            book.dead, book.dead_bytes = book.dead - 1, book.dead_bytes - freed
+            continue
+        dropped = drop_waiting(box, book.claimed_through, book.open_gap_seq, reason, now_ms)
+        if dropped is None:
+            return  # the counters were wrong: better one event too many than none ever again
+        book.lose(dropped.seq, dropped.size_bytes, State.DROPPED)
+        book.open_gap_seq = dropped.gap_seq
 
 
-def _refuse_on_full_disk(box: OutboxFile, bounds: Bounds) -> None:
-    disk = os.statvfs(box.path.parent)
+def _full(box: OutboxFile, book: _Book, size: int) -> StoreFull:
+    return StoreFull(
+        f"The outbox of {box.agent!r} is full ({book.waiting:,} events and {book.dead:,} dead letters, "
+        f"{book.waiting_bytes + book.dead_bytes:,} bytes; this event has {size:,}). Not taken; what waits is kept. "
+        "Raise bounds.max_events or bounds.max_bytes, or let it drain: outbox status"
+    )
+
+
+def _refuse_on_full_disk(box: OutboxFile) -> None:
+    least = box.bounds.min_free_disk_bytes
+    if not least:
+        return
+    disk = os.statvfs(box.folder)
     free = disk.f_bavail * disk.f_frsize
-    if free < bounds.min_free_disk_bytes:
+    if free < least:
         raise StoreFull(
-            f"Only {free:,} bytes are free below {str(box.state.path)!r}; {bounds.min_free_disk_bytes:,} are to stay "
-            "free. Not taken; what waits is kept and goes on being delivered. Make space, or lower "
-            "bounds.min_free_disk_bytes."
+            f"Only {free:,} bytes are free below {str(box.state.path)!r}; {least:,} are to stay free. Not taken; "
+            "what waits is kept and goes on being delivered. Make space, or lower bounds.min_free_disk_bytes."
         )
-
-
-__all__ = ["Receipt", "enqueue", "uuid7"]

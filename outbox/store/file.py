@@ -1,114 +1,147 @@
-"""One outbox file: made, opened, checked, and its transactions. What the rows mean is decided elsewhere."""
+"""One open outbox file: checks at opening, reading, transactions. What the rows mean is decided elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import os
 import threading
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import apsw
 
 from outbox.bounds import Bounds
-from outbox.errors import (
-    StoreBusy,
-    StoreClosed,
-    StoreDamaged,
-    StoreError,
-    StoreFull,
-    StoreHeld,
-    StoreTooNew,
-)
+from outbox.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreHeld, StoreTooNew
 from outbox.event import Limits
 from outbox.store import schema, statements
-from outbox.store.directory import StateDirectory, is_regular, sync_folder
+from outbox.store.directory import StateDirectory, file_name, is_regular
+from outbox.store.faults import FAULTS, store_error
 from outbox.store.locks import lifecycle_byte, owners_lock, sender_byte
+from outbox.store.rules import decode_rules, encode_rules
 
 BUSY_TIMEOUT_MS = 5_000
 _JOURNAL_LIMIT_BYTES = 8 * 1024 * 1024
-
-# A child must not use, and not even close, its parent's connections: it leaves them alone and opens its own.
-_process_generation = 0
-_abandoned: list[apsw.Connection] = []
+_FREE_PAGES_KEPT = 2_000
+_VACUUM_STEPS = 64
 
 
-def _count_fork() -> None:
-    global _process_generation  # noqa: PLW0603 - one number for each process
-    _process_generation += 1
+class Transaction:
+    """`with box.transaction(...)`; keeps nothing of its own, so that a commit makes no objects.
 
+    All is done in two methods of one class because an interrupt (Ctrl-C) may come between any two calls.
+    """
 
-os.register_at_fork(after_in_child=_count_fork)
+    __slots__ = ("_begin", "_box", "_synchronous")
 
+    def __init__(self, box: OutboxFile, begin: str, synchronous: str) -> None:
+        """`synchronous` is "" for a transaction that only reads."""
+        self._box = box
+        self._begin = begin
+        self._synchronous = synchronous
 
-def encode_rules(limits: Limits, bounds: Bounds) -> str:
-    """The rules of a producer as they stand in the file."""
-    return json.dumps(
-        {
-            "maxPayloadBytes": limits.max_payload_bytes,
-            "maxNesting": limits.max_nesting,
-            "messageBodyMaxChars": limits.message_body_max_chars,
-            "customKinds": list(limits.custom_kinds),
-            "keyScope": limits.key_scope,
-            "bounds": bounds.to_json(),
-        },
-        separators=(",", ":"),
-    )
+    def __enter__(self) -> None:
+        box = self._box
+        box._mutex.acquire()
+        if box._in_transaction:
+            box._mutex.release()
+            raise StoreBusy(
+                f"The outbox of {box.agent!r} is in the middle of a commit in this very thread (a signal "
+                "handler?). Nothing was stored; try again when it is over."
+            )
+        try:
+            box._in_transaction = True
+            box._live()
+            if self._synchronous:
+                box._take_file(self._synchronous)
+            box.execute(self._begin)
+        except BaseException as error:
+            box._leave()
+            if isinstance(error, FAULTS):
+                raise store_error(error, box.path) from error
+            raise
 
-
-def decode_rules(text: str) -> tuple[Limits, Bounds]:
-    """The opposite of `encode_rules`."""
-    rules = json.loads(text)
-    limits = Limits(
-        max_payload_bytes=rules["maxPayloadBytes"],
-        max_nesting=rules["maxNesting"],
-        message_body_max_chars=rules["messageBodyMaxChars"],
-        custom_kinds=tuple(rules["customKinds"]),
-        key_scope=rules["keyScope"],
-    )
-    return limits, Bounds.from_json(rules["bounds"])
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        box = self._box
+        try:
+            if error is None:
+                box.execute("COMMIT")
+        except FAULTS as failed:
+            error = failed
+            raise store_error(failed, box.path) from failed
+        finally:
+            box._leave()
+            if isinstance(error, apsw.FullError):
+                box.start_log_anew()
+        if isinstance(error, FAULTS):
+            raise store_error(error, box.path) from error
 
 
 class OutboxFile:
     """The open file of one agent's outbox. Threads may share it; transactions take turns.
 
-    Made by `open_outbox` or `create_outbox`.
+    Made by `open_outbox`.
     """
 
-    def __init__(self, state: StateDirectory, path: Path, connection: apsw.Connection) -> None:
-        """Wrap an open connection whose file was checked."""
+    def __init__(
+        self,
+        state: StateDirectory,
+        path: Path,
+        connection: apsw.Connection,
+        *,
+        inode: tuple[int, int] | None,
+        busy_timeout_ms: int,
+    ) -> None:
+        """Wrap an open connection whose file was checked; raises StoreDamaged when it is another agent's."""
         self.state = state
         self.path = path
+        self.folder = str(path.parent)
         self._db = connection
+        self.execute = connection.cursor().execute  # for statements without rows, inside a transaction
+        self._busy_timeout_ms = busy_timeout_ms
         self._mutex = threading.RLock()
+        self._in_transaction = False
+        self._holds_file = False
         self._synchronous = ""
+        self._abandoned = False  # by a fork: the connection is the parent's
         self._closed = False
-        self._born_in = _process_generation
+        self._name = str(path)
+        self._inode = inode
+        self._locks = owners_lock(state.path)
+        self._lifecycle = lifecycle_byte(path.name)
+        self._sender = sender_byte(path.name)
+        self._durable = Transaction(self, "BEGIN IMMEDIATE", "FULL")
+        self._light = Transaction(self, "BEGIN IMMEDIATE", "NORMAL")
+        self._snapshot = Transaction(self, "BEGIN", "")
         self._rules_text = ""
         self._body_limit: int | None = None
-        row = self.one(statements.READ_OUTBOX)
-        self.agent: str = row[0]
-        self.stream: str = row[1]
         self.limits, self.bounds = Limits(), Bounds()
-        self.learn_rules(row[3])
-        self._inode = os.stat(path).st_ino
-        self._lifecycle = lifecycle_byte(self.agent)
-        self._sender = sender_byte(self.agent)
-        self._locks = owners_lock(state.path)
+        self.agent, self.stream, rules = self.one(statements.READ_IDENTITY)
+        if file_name(self.agent) != path.name:
+            raise StoreDamaged(
+                f"The file {path.name} holds the outbox of {self.agent!r}, whose place is "
+                f"{file_name(self.agent)}. It was left alone. Give it its own name again."
+            )
+        self.learn_rules(rules)
+        _open_files.add(self)
 
     # Reading -----------------------------------------------------------------------------------------------
 
     def rows(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
         """All rows of a statement, outside or inside a transaction."""
-        with self._mutex, self._translated():
-            return list(self._cursor().execute(sql, args))
+        with self._mutex:
+            try:
+                return self._live().execute(sql, args).fetchall()
+            except FAULTS as error:
+                raise store_error(error, self.path) from error
 
     def one(self, sql: str, *args: Any) -> tuple[Any, ...]:
-        """The only row of a statement."""
+        """The only row of a statement; raises StoreDamaged when there is none."""
         row = self.maybe(sql, *args)
         if row is None:
             raise StoreDamaged(f"The file {self.path.name} lacks its own row. Run: outbox doctor")
@@ -116,13 +149,24 @@ class OutboxFile:
 
     def maybe(self, sql: str, *args: Any) -> tuple[Any, ...] | None:
         """The first row of a statement, or None."""
-        with self._mutex, self._translated():
-            row: tuple[Any, ...] | None = next(self._cursor().execute(sql, args), None)
-            return row
+        with self._mutex:
+            try:
+                row: tuple[Any, ...] | None = self._live().execute(sql, args).fetchone()
+                return row
+            except FAULTS as error:
+                raise store_error(error, self.path) from error
 
-    def each(self, sql: str, *args: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows of a statement one by one; only inside a transaction."""
-        return self._cursor().execute(sql, args)
+    def each(self, sql: str, *args: Any) -> Generator[tuple[Any, ...], None, None]:
+        """The rows of a statement one by one; only inside a transaction, and read to its end or closed in it."""
+        cursor = self._db.execute(sql, args)
+        try:
+            yield from cursor
+        finally:
+            cursor.close(force=True)
+
+    def snapshot(self) -> Transaction:
+        """Several statements that read the same state of the file."""
+        return self._snapshot
 
     def learn_rules(self, text: str) -> None:
         """Take over rules as they stand in the file; costs nothing when they did not change."""
@@ -141,102 +185,118 @@ class OutboxFile:
 
     def run(self, sql: str, *args: Any) -> None:
         """Run a statement inside a transaction."""
-        self._db.execute(sql, args)
+        self.execute(sql, args)
 
     def run_many(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
         """Run a statement for each row, inside a transaction."""
         if rows:
             self._db.executemany(sql, rows)
 
-    @contextmanager
-    def transaction(self, *, durable: bool) -> Iterator[None]:
+    def transaction(self, *, durable: bool) -> Transaction:
         """One write transaction: all of it or nothing.
 
         `durable` commits with `synchronous=FULL` (it survives a power cut), otherwise with NORMAL (it survives
-        a crash, and a later durable commit covers it). Raises StoreBusy, StoreFull, StoreDamaged, StoreError.
+        a crash, and a later durable commit covers it); see sqlite.org/pragma.html#pragma_synchronous.
+
+        Entering raises StoreBusy after the busy timeout, and StoreClosed when another file stands in the place of
+        the open one; leaving raises StoreFull, StoreDamaged or StoreError when nothing was stored.
         """
-        with self._mutex, self._translated(), self._guarded():
-            self._set_synchronous("FULL" if durable else "NORMAL")
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        return self._durable if durable else self._light
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Hold the lifecycle byte shared, and make sure that the path still names the file that is open."""
-        self._cursor()
-        with self._locks.shared(self._lifecycle) as held:
-            if not held:
-                raise StoreBusy(f"The outbox of {self.agent!r} is just being replaced. Nothing was stored.")
-            if self.was_replaced:
-                raise StoreClosed(f"The outbox file of {self.agent!r} was replaced; it has to be opened anew.")
-            yield
+    def set_rules(self, limits: Limits, bounds: Bounds) -> None:
+        """Write the rules that producers follow; nothing happens when they stand there already."""
+        text = encode_rules(limits, bounds)
+        if text != self.one(statements.READ_RULES)[0]:
+            with self.transaction(durable=False):
+                self.run(statements.SET_RULES, text)
+        self.learn_rules(text)
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except apsw.Error as error:
-            raise _store_error(error, self.path) from error
+    def give_space_back(self) -> None:
+        """Return free pages to the file system in steps that others can come between, and cut the log.
 
-    def _set_synchronous(self, level: str) -> None:
-        if level != self._synchronous:
-            self._db.execute(f"PRAGMA synchronous={level}")
-            self._synchronous = level
+        Up to 8 MiB stay for what comes next.
+        """
+        if self.one("PRAGMA freelist_count")[0] <= _FREE_PAGES_KEPT:
+            return
+        for _ in range(_VACUUM_STEPS):
+            with self.transaction(durable=False):
+                self._db.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES_KEPT})").fetchall()
+            if self.one("PRAGMA freelist_count")[0] <= _FREE_PAGES_KEPT:
+                break
+        self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
-    def _cursor(self) -> apsw.Connection:
-        if self._born_in != _process_generation and not self._closed:
-            _abandoned.append(self._db)
-            self._closed = True
-        if self._closed:
+    def start_log_anew(self) -> None:
+        """Copy the log into the file, so that the next commit writes over it: a full disk then takes it."""
+        self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _checkpoint(self, mode: int) -> None:
+        """Do it now, as far as nobody is in the way; what cannot be done now is done by a later commit."""
+        with self._mutex:
+            if self.closed:
+                return
+            self._db.set_busy_timeout(0)
+            with contextlib.suppress(apsw.Error):
+                self._db.wal_checkpoint(mode=mode)
+            self._db.set_busy_timeout(self._busy_timeout_ms)
+
+    # Transactions from inside ------------------------------------------------------------------------------
+
+    def _live(self) -> apsw.Connection:
+        if self._closed or self._abandoned:
             raise StoreClosed(f"The outbox {self.path.name} is closed. Nothing was stored.")
         return self._db
+
+    def _take_file(self, synchronous: str) -> None:
+        """Make sure that the path names the open file, and goes on doing so until the transaction is over."""
+        if not self._locks.take_shared(self._lifecycle, self._busy_timeout_ms / 1_000):
+            raise StoreBusy(
+                f"The outbox of {self.agent!r} is just being replaced. Nothing was stored; try again."
+            )
+        self._holds_file = True
+        if self.was_replaced:
+            raise StoreClosed(f"The outbox file of {self.agent!r} was replaced; it has to be opened anew.")
+        if synchronous != self._synchronous:
+            self._db.execute(f"PRAGMA synchronous={synchronous}")
+            self._synchronous = synchronous
+
+    def _leave(self) -> None:
+        """End a transaction; one that is still open here is rolled back."""
+        try:
+            if not self._closed and self._db.in_transaction:
+                with contextlib.suppress(apsw.Error):
+                    self._db.execute("ROLLBACK")
+        finally:
+            if self._holds_file:
+                self._holds_file = False
+                self._locks.give_shared(self._lifecycle)
+            self._in_transaction = False
+            self._mutex.release()
 
     # Ownership ---------------------------------------------------------------------------------------------
 
     def become_sender(self) -> None:
         """Take the one sender's place of this outbox; raises StoreHeld while another process has it."""
+        self._live()
         if not self._locks.try_exclusive(self._sender):
             raise StoreHeld(
                 f"Another process delivers the events of {self.agent!r}. Nothing was changed; it goes on there."
             )
 
     def resign_sender(self) -> None:
-        """Give the sender's place back."""
-        self._locks.release(self._sender)
+        """Give the sender's place back; nothing happens in a forked child, which never had it."""
+        if not self._abandoned:
+            self._locks.release(self._sender)
 
     @property
     def has_sender(self) -> bool:
         """Whether some process, this one included, is the sender right now."""
+        self._live()
         return self._locks.holds(self._sender) or self._locks.held_elsewhere(self._sender)
-
-    def set_rules(self, limits: Limits, bounds: Bounds) -> None:
-        """Write the rules that producers follow; nothing happens when they stand there already."""
-        text = encode_rules(limits, bounds)
-        if text != self._rules_text:
-            with self.transaction(durable=False):
-                self.run(statements.SET_RULES, text)
-            self.learn_rules(text)
-
-    def give_space_back(self, pages: int = 2_000) -> None:
-        """Return free pages to the file system, a bounded number at a time, and cut the log."""
-        with self._mutex, self._translated():
-            if self.one("PRAGMA freelist_count")[0] > pages:
-                self._cursor().execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     @property
     def was_replaced(self) -> bool:
         """Whether the path no longer names the file that is open."""
-        try:
-            return os.stat(self.path).st_ino != self._inode
-        except FileNotFoundError:
-            return True
+        return _inode(self._name) != self._inode
 
     def close(self, *, checkpoint: bool = False) -> None:
         """Close; a short-lived producer leaves the checkpoint, and its flushes, to the daemon."""
@@ -244,108 +304,96 @@ class OutboxFile:
             if self.closed:
                 return
             self._closed = True
-            self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, not checkpoint)
+            if checkpoint:
+                self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             self._db.close()
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called, or a fork left the connection behind."""
-        return self._closed or self._born_in != _process_generation
+        return self._closed or self._abandoned
+
+
+# A child must not use, and not even close, its parent's connections (sqlite.org/howtocorrupt.html, 2.7): they are
+# kept for good, and what they belonged to counts as closed.
+_open_files: WeakSet[OutboxFile] = WeakSet()
+_parents_connections: list[apsw.Connection] = []
+
+
+def _abandon_after_fork() -> None:
+    for box in list(_open_files):
+        if not box.closed:
+            _parents_connections.append(box._db)  # noqa: SLF001 - the other half of OutboxFile
+        box._abandoned, box._mutex = True, threading.RLock()  # noqa: SLF001 - a thread of the parent may hold it
+    _open_files.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_after_fork)
 
 
 def open_outbox(state: StateDirectory, path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> OutboxFile:
     """Open an existing outbox file after checking that it is one, of a version this release knows.
 
-    Raises StoreDamaged (no outbox, or unreadable), StoreTooNew (left untouched), StoreError (I/O), StoreBusy.
+    Raises StoreDamaged (no outbox, or unreadable), StoreTooNew (left untouched), StoreBusy (locked for all of
+    `busy_timeout_ms`), StoreError (I/O).
     """
-    if not is_regular(path):
-        raise StoreError(f"{path.name} is no regular file. It was left alone; nothing was stored for this agent.")
-    if os.stat(path).st_size == 0:
-        raise StoreDamaged(f"The file {path.name} is empty. It was left alone. Run: outbox doctor")
+    locks, byte = owners_lock(state.path), lifecycle_byte(path.name)
+    if not locks.take_shared(byte, busy_timeout_ms / 1_000):
+        raise StoreBusy(f"The file {path.name} is just being replaced. Nothing was stored; try again.")
     try:
+        inode = _look_at(path)
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    except apsw.Error as error:
-        raise _store_error(error, path) from error
-    try:
-        connection.set_busy_timeout(busy_timeout_ms)
-        _check(connection, path)
-        connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_LIMIT_BYTES}").fetchall()
-        return OutboxFile(state, path, connection)
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, apsw.Error):
-            raise _store_error(error, path) from error
-        raise
-
-
-def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bounds, now_ms: int) -> Path:
-    """Make an agent's outbox file whole under another name, then give it its own; returns the path.
-
-    A file that stands there already, also one that another process made in the meantime, is left as it is.
-    """
-    path = state.outbox_path(agent)
-    if os.path.lexists(path):
-        return path
-    stream = str(uuid.uuid4())
-    draft = state.agents / f".new-{stream}.sqlite"
-    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    try:
-        _fill(draft, agent, stream, encode_rules(limits, bounds), now_ms)
         try:
-            os.link(draft, path)
-        except FileExistsError:
-            return path
-        sync_folder(state.agents)
-    except apsw.Error as error:
-        raise _store_error(error, path) from error
-    except OSError as error:
-        raise StoreFull(
-            f"The outbox file of {agent!r} cannot be made: {error.strerror}. Nothing was stored."
-        ) from error
+            _prepare(connection, path, busy_timeout_ms)
+            box = OutboxFile(state, path, connection, inode=inode, busy_timeout_ms=busy_timeout_ms)
+            if box.was_replaced:
+                raise StoreBusy(f"The file {path.name} was just replaced. Nothing was stored; try again.")
+            return box  # noqa: TRY300 - the connection lives on in it
+        except BaseException:
+            connection.close()
+            raise
+    except FAULTS as error:
+        raise store_error(error, path) from error
     finally:
-        draft.unlink(missing_ok=True)
-    return path
+        locks.give_shared(byte)
 
 
-def _fill(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> None:
-    connection = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL").fetchall()
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("BEGIN")
-        connection.execute(schema.CREATE)
-        connection.execute(
-            "INSERT INTO outbox (id, agent, stream, created_at_ms, rules) VALUES (1, ?, ?, ?, ?)",
-            (agent, stream, now_ms, rules),
+def _look_at(path: Path) -> tuple[int, int] | None:
+    """Which file it is, before it is opened, so that one that takes its place meanwhile is noticed."""
+    if not os.path.lexists(path):
+        raise StoreError(f"There is no file {path.name}. Nothing was changed.")
+    if not is_regular(path):
+        raise StoreError(
+            f"{path.name} is no regular file. It was left alone; nothing was stored for this agent."
         )
-        connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={schema.VERSION}")
-        connection.execute("COMMIT")
-        connection.execute("PRAGMA journal_mode=WAL").fetchall()
-    finally:
-        connection.close()
+    if not path.stat().st_size:
+        raise StoreDamaged(f"The file {path.name} is empty. It was left alone. Run: outbox doctor")
+    return _inode(str(path))
 
 
-def _check(connection: apsw.Connection, path: Path) -> None:
+def _prepare(connection: apsw.Connection, path: Path, busy_timeout_ms: int) -> None:
+    """Check what the file is before anything is written to it, and set what holds for a connection."""
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.set_busy_timeout(busy_timeout_ms)
     version = connection.pragma("user_version")
-    if connection.pragma("application_id") != schema.APPLICATION_ID:
+    if connection.pragma("application_id") != schema.APPLICATION_ID or version < 1:
         raise StoreDamaged(f"The file {path.name} is no outbox. It was left alone. Run: outbox doctor")
     if version > schema.VERSION:
         raise StoreTooNew(
             f"The file {path.name} was written by a newer release (format {version}; this one knows "
             f"{schema.VERSION}). It was not touched. Upgrade relay-outbox to read it."
         )
-
-
-def _store_error(error: apsw.Error, path: Path) -> StoreError:
-    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
-        return StoreBusy(
-            f"The file {path.name} was locked by another program for too long. Nothing was stored; try again."
+    if connection.pragma("journal_mode") != "wal" and connection.pragma("journal_mode", "wal") != "wal":
+        raise StoreError(
+            f"The file {path.name} cannot have a write-ahead log, without which events are not safe. "
+            "Nothing was stored. Move the state directory to a local file system."
         )
-    if isinstance(error, apsw.FullError):
-        return StoreFull(f"The disk is full ({path.name}). Nothing was stored; what waits is kept.")
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)):
-        return StoreDamaged(f"The file {path.name} cannot be read: {error}. Nothing was stored.")
-    if isinstance(error, apsw.ConnectionClosedError):
-        return StoreClosed(f"The outbox {path.name} is closed. Nothing was stored.")
-    return StoreError(f"The file {path.name} could not be used: {error}. Nothing was stored.")
+    connection.pragma("journal_size_limit", _JOURNAL_LIMIT_BYTES)
+
+
+def _inode(name: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(name)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from outbox.outcome import Blocked
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
+from outbox.store.row import read_history, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +62,33 @@ class DeadLetter:
 
 
 def read_status(box: OutboxFile) -> OutboxStatus:
-    """The counters of an outbox, its head, and why it waits."""
-    (agent, stream, _, _, _, waiting, waiting_bytes, dead, dead_bytes, _, accepted, delivered, dropped, _, _,
-     claimed_through, _, paused_at_ms, reason, since_ms, next_ms, detail) = box.one(sql.READ_OUTBOX)  # fmt: skip
-    in_flight = box.one(sql.IN_FLIGHT_COUNT, claimed_through)[0] if claimed_through else 0
+    """The counters of an outbox, its head, and why it waits: all of one moment."""
+    with box.snapshot():
+        (agent, stream, waiting, waiting_bytes, dead, dead_bytes, accepted, delivered, dropped, claimed_through,
+         paused_at_ms, reason, since_ms, next_ms, detail) = box.one(sql.READ_OUTBOX)  # fmt: skip
+        in_flight = box.one(sql.IN_FLIGHT_FILL, claimed_through)[0] if claimed_through else 0
+        head = _head(box)
     blocked = Blocked(reason, since_ms, next_ms, detail or "") if reason else None
     return OutboxStatus(
         agent, stream, waiting, waiting_bytes, in_flight, dead, dead_bytes, accepted, delivered, dropped,
-        paused_at_ms, blocked, _head(box), box.has_sender,
+        paused_at_ms, blocked, head, box.has_sender,
     )  # fmt: skip
+
+
+def read_waiting(box: OutboxFile) -> int:
+    """How many events wait or are in flight."""
+    return int(box.one(sql.READ_WAITING)[0])
 
 
 def _head(box: OutboxFile) -> Head | None:
     row = box.maybe(sql.HEAD_EVENT)
     if row is None:
         return None
-    seq, kind, key, accepted_at_ms = row
-    sends, attempts, first_try_at_ms, history = box.maybe(sql.HEAD_TRIES, seq) or (0, 0, None, "[]")
-    troubles = tuple(json.loads(history))
-    return Head(seq, kind, key, accepted_at_ms, sends, attempts, first_try_at_ms, troubles)
+    seq, kind, key, accepted_at_ms, sends, attempts, first_try_at_ms, history = row
+    troubles = tuple(read_history(history))
+    return Head(
+        seq, readable(kind), readable(key), accepted_at_ms, sends, attempts, first_try_at_ms, troubles
+    )
 
 
 def dead_letters(box: OutboxFile) -> Iterator[DeadLetter]:

@@ -1,4 +1,4 @@
-"""Locks between processes: open-file-description byte-range locks in STATE/owners.lock.
+"""Locks between processes: open-file-description byte-range locks in STATE/owners.lock (fcntl(2), F_OFD_SETLK).
 
 One descriptor serves every lock of a state directory, however many agents there are. A lock ends with the
 process that holds it, whatever ended the process. Which byte means what is decided here.
@@ -10,26 +10,28 @@ import fcntl
 import os
 import struct
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from hashlib import blake2b
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+from outbox.errors import StoreError
 
 DAEMON_BYTE = 0
 _FIRST_AGENT_BYTE = 1024
-_FLOCK = "hhqqi"  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+_FLOCK = struct.Struct("hhqqi")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+_POLL_S = 0.01
 
 
-def sender_byte(agent: str) -> int:
-    """The byte that the one sender of this agent's outbox holds exclusively."""
-    digest = int.from_bytes(blake2b(agent.encode(), digest_size=7).digest())
+def sender_byte(file_name: str) -> int:
+    """The byte that the one sender of this outbox file holds exclusively."""
+    digest = int.from_bytes(blake2b(file_name.encode("utf-8", "surrogateescape"), digest_size=7).digest())
     return _FIRST_AGENT_BYTE + 2 * digest
 
 
-def lifecycle_byte(agent: str) -> int:
-    """The byte held shared during each commit of a producer, exclusively by whoever replaces the file."""
-    return sender_byte(agent) + 1
+def lifecycle_byte(file_name: str) -> int:
+    """The byte held shared during each commit, exclusively by whoever moves, replaces or removes the file."""
+    return sender_byte(file_name) + 1
 
 
 class OwnersLock:
@@ -40,90 +42,124 @@ class OwnersLock:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open (or make, mode 0600) the lock file."""
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._mutex = threading.Lock()
+        """Open (or make, mode 0600) the lock file; raises StoreError."""
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(
+                f"The lock file {str(path)!r} cannot be opened: {error.strerror}. Nothing was stored. "
+                "Give the state directory's owner leave to write there."
+            ) from error
+        self._mutex = threading.RLock()
         self._exclusive: set[int] = set()
-        self._shared: Counter[int] = Counter()
+        self._shared: dict[int, int] = {}
 
     def try_exclusive(self, byte: int) -> bool:
         """Take the byte; False when another process or another holder in this one has it."""
         with self._mutex:
-            if byte in self._exclusive or self._shared[byte] or not self._set(byte, fcntl.F_WRLCK):
+            if byte in self._exclusive or byte in self._shared or not self._set(byte, fcntl.F_WRLCK):
                 return False
             self._exclusive.add(byte)
+            _holders.add(self)
             return True
 
     def release(self, byte: int) -> None:
-        """Give an exclusive byte back."""
+        """Give an exclusive byte back; nothing happens when it is not held."""
         with self._mutex:
-            self._exclusive.discard(byte)
-            self._set(byte, fcntl.F_UNLCK)
+            if byte in self._exclusive:
+                self._exclusive.remove(byte)
+                self._set(byte, fcntl.F_UNLCK)
+            if not self._exclusive:
+                _holders.discard(self)
 
-    @contextmanager
-    def shared(self, byte: int) -> Iterator[bool]:
-        """Hold the byte shared; yields False (holding nothing) while someone has it exclusively."""
-        with self._mutex:
-            held = byte not in self._exclusive and (
-                self._shared[byte] > 0 or self._set(byte, fcntl.F_RDLCK)
-            )
-            if held:
-                self._shared[byte] += 1
-        try:
-            yield held
-        finally:
-            if held:
-                self._end_shared(byte)
+    def take_shared(self, byte: int, timeout_s: float) -> bool:
+        """Hold the byte together with others; False when someone had it exclusively for all of `timeout_s`."""
+        if self._try_shared(byte):
+            return True
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            time.sleep(_POLL_S)
+            if self._try_shared(byte):
+                return True
+        return False
 
-    def _end_shared(self, byte: int) -> None:
+    def _try_shared(self, byte: int) -> bool:
         with self._mutex:
-            self._shared[byte] -= 1
-            if not self._shared[byte]:
-                del self._shared[byte]
+            holders = self._shared.get(byte, 0)
+            if byte in self._exclusive or not (holders or self._set(byte, fcntl.F_RDLCK)):
+                return False
+            self._shared[byte] = holders + 1
+            return True
+
+    def give_shared(self, byte: int) -> None:
+        """The opposite of `take_shared`."""
+        with self._mutex:
+            holders = self._shared.pop(byte) - 1
+            if holders:
+                self._shared[byte] = holders
+            else:
                 self._set(byte, fcntl.F_UNLCK)
 
     def held_elsewhere(self, byte: int) -> bool:
         """Whether another process holds the byte exclusively right now."""
-        probe = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
+        probe = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
         found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, probe)
-        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def holds(self, byte: int) -> bool:
         """Whether this process holds the byte exclusively."""
         return byte in self._exclusive
 
+    def is_at(self, path: Path) -> bool:
+        """Whether `path` still names the lock file that is open."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(path))
+        except OSError:
+            return False
+
     def close(self) -> None:
-        """Give every lock back."""
-        os.close(self._fd)
+        """Close the descriptor; in the process that took them, this gives every lock back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def _set(self, byte: int, kind: int) -> bool:
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
         except (BlockingIOError, PermissionError):
             return False
         return True
 
 
-_open: dict[str, OwnersLock] = {}
-_open_mutex = threading.Lock()
+# A lock file is open as long as somebody uses it, or holds a byte of it exclusively.
+_open: WeakValueDictionary[str, OwnersLock] = WeakValueDictionary()
+_holders: set[OwnersLock] = set()
+_open_mutex = threading.RLock()
 
 
 def owners_lock(state: Path) -> OwnersLock:
-    """This process's locks of a state directory: one object, whoever asks."""
-    key = os.path.realpath(state)
+    """This process's locks of a state directory: one object, whoever asks. Raises StoreError."""
+    path = state / "owners.lock"
+    key = os.path.realpath(path)
     with _open_mutex:
-        if key not in _open:
-            _open[key] = OwnersLock(state / "owners.lock")
-        return _open[key]
+        lock = _open.get(key)
+        if lock is None or not lock.is_at(path):
+            lock = _open[key] = OwnersLock(path)
+        return lock
 
 
 def _forget_after_fork() -> None:
-    """A child must neither keep its parent's locks alive nor release them: it drops the descriptor only."""
+    """A child must neither keep its parent's locks alive nor release them: it drops the descriptors only."""
     global _open_mutex  # noqa: PLW0603 - a mutex copied while held would never be free again
-    _open_mutex = threading.Lock()
-    for lock in _open.values():
+    _open_mutex = threading.RLock()
+    for lock in {*_open.values(), *_holders}:
         lock.close()
     _open.clear()
+    _holders.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

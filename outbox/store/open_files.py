@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outbox.errors import StoreClosed
 from outbox.store.directory import StateDirectory
 from outbox.store.file import OutboxFile, open_outbox
 
 
 class OpenFiles:
-    """Outbox files by path, at most `most` of them open while not borrowed."""
+    """Outbox files by path, at most `most` of them open while not borrowed.
+
+    Opening and closing can take long (a lock, a checkpoint), so both are done outside the mutex.
+    """
 
     def __init__(self, state: StateDirectory, most: int = 64) -> None:
         """Nothing is opened yet."""
@@ -29,42 +31,65 @@ class OpenFiles:
 
     @contextmanager
     def borrow(self, path: Path) -> Iterator[OutboxFile]:
-        """The open file; raises what `open_outbox` raises. A file that was replaced is opened anew next time."""
-        box = self._take(path)
+        """The open file; raises what `open_outbox` raises. One that was replaced or closed is opened anew."""
+        box = self._known(path) or self._opened(path)
         try:
             yield box
-        except StoreClosed:
-            box.close()
-            raise
         finally:
-            self._give_back(box)
+            self._give_back(path, box)
 
-    def _take(self, path: Path) -> OutboxFile:
+    def _known(self, path: Path) -> OutboxFile | None:
+        """Borrow what is open already, as long as the path still names it."""
         with self._mutex:
-            box = self._current.pop(path, None)
-            if box is None or box.closed:
-                self._shrink(self._most - 1)
-                box = open_outbox(self._state, path)
-            self._current[path] = box
-            self._borrowers[box] += 1
-            return box
+            box = self._current.get(path)
+            if box is None:
+                return None
+            if not (box.closed or box.was_replaced):
+                self._current.move_to_end(path)
+                self._borrowers[box] += 1
+                return box
+            del self._current[path]
+            idle = not self._borrowers[box]
+        if idle:
+            box.close()
+        return None
 
-    def _give_back(self, box: OutboxFile) -> None:
+    def _opened(self, path: Path) -> OutboxFile:
+        """Open the file and borrow it; if another thread was faster, its one is taken."""
+        self._close_idle(self._most - 1)
+        opened = open_outbox(self._state, path)
+        with self._mutex:
+            box = self._current.setdefault(path, opened)
+            self._current.move_to_end(path)
+            self._borrowers[box] += 1
+        if box is not opened:
+            opened.close()
+        return box
+
+    def _give_back(self, path: Path, box: OutboxFile) -> None:
         with self._mutex:
             self._borrowers[box] -= 1
-            if not self._borrowers[box]:
+            idle = not self._borrowers[box]
+            if idle:
                 del self._borrowers[box]
-            self._shrink(self._most)
+            orphan = idle and self._current.get(path) is not box
+        if orphan:
+            box.close()
+        self._close_idle(self._most)
 
-    def _shrink(self, most: int) -> None:
-        for path, box in list(self._current.items()):
-            if len(self._current) <= most:
+    def _close_idle(self, most: int) -> None:
+        with self._mutex:
+            over = len(self._current) - most
+            if over <= 0:
                 return
-            if not self._borrowers[box]:
+            idle = [(path, box) for path, box in self._current.items() if not self._borrowers[box]][:over]
+            for path, _ in idle:
                 del self._current[path]
-                box.close(checkpoint=True)
+        for _, box in idle:
+            box.close(checkpoint=True)
 
     def close(self) -> None:
-        """Close what is not borrowed."""
+        """Close what is not borrowed; what is, closes when it is given back."""
+        self._close_idle(0)
         with self._mutex:
-            self._shrink(0)
+            self._current.clear()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outbox.bounds import Bounds
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
 
-_ROW_BYTES = 64
+Memory = tuple[str, int, str, bytes, str, int, str | None]
+"""What is remembered of one key: key, seq, kind, digest, state, at_ms, result."""
+
+_ROW_BYTES = (
+    64  # what a row takes beside its key and its result, roughly; the same in statements.OLDEST_RECEIPTS
+)
+_FORGOTTEN_AT_ONCE = 500
 
 
 def remember(
@@ -20,33 +28,47 @@ def remember(
     result: str | None = None,
 ) -> None:
     """Keep what became of a key; inside a transaction."""
-    box.run(sql.PUT_RECEIPT, key, seq, kind, digest, str(state), now_ms, result)
-    box.run(sql.COUNT_RECEIPTS, _size(key, result))
+    remember_many(box, [(key, seq, kind, digest, str(state), now_ms, result)])
 
 
-def remember_many(box: OutboxFile, rows: list[tuple[str, int, str, bytes, str, int, str | None]]) -> None:
-    """The same for a settled group, with one count."""
+def remember_many(box: OutboxFile, rows: Sequence[Memory]) -> None:
+    """The same for a settled group. Beyond the window's bytes, as many old ones go as new ones come, and more."""
+    if not rows:
+        return
     box.run_many(sql.PUT_RECEIPT, list(rows))
-    box.run(sql.COUNT_RECEIPTS, sum(_size(row[0], row[6]) for row in rows))
+    box.run(sql.COUNT_RECEIPTS, sum(_size_bytes(row[0], row[6]) for row in rows))
+    kept_bytes: int = box.one(sql.READ_RECEIPT_BYTES)[0]
+    if kept_bytes > box.bounds.receipt_max_bytes:
+        _forget(box, box.bounds.receipt_max_bytes, kept_bytes, horizon_ms=None, most=2 * len(rows) + 8)
 
 
 def forget_old(box: OutboxFile, bounds: Bounds, now_ms: int) -> int:
     """Drop receipts beyond the window (at most 500 at a time); returns how many. Makes its own transaction."""
-    kept_bytes = box.one("SELECT receipt_bytes FROM outbox")[0]
     horizon_ms = now_ms - bounds.receipt_window_ms
+    oldest = box.maybe(sql.OLDEST_RECEIPTS, 1)
+    kept_bytes = box.one(sql.READ_RECEIPT_BYTES)[0]
+    if oldest is None or (oldest[1] >= horizon_ms and kept_bytes <= bounds.receipt_max_bytes):
+        return 0
+    with box.transaction(durable=False):
+        kept_bytes = box.one(sql.READ_RECEIPT_BYTES)[0]
+        return _forget(
+            box, bounds.receipt_max_bytes, kept_bytes, horizon_ms=horizon_ms, most=_FORGOTTEN_AT_ONCE
+        )
+
+
+def _forget(box: OutboxFile, most_bytes: int, kept_bytes: int, *, horizon_ms: int | None, most: int) -> int:
+    """Drop the oldest, while they are older than the horizon or more bytes than allowed are kept."""
     gone: list[tuple[str]] = []
     freed = 0
-    for key, at_ms, size in box.rows(sql.OLDEST_RECEIPTS):
-        if at_ms >= horizon_ms and kept_bytes - freed <= bounds.receipt_max_bytes:
+    for key, at_ms, size in box.rows(sql.OLDEST_RECEIPTS, most):
+        if (horizon_ms is None or at_ms >= horizon_ms) and kept_bytes - freed <= most_bytes:
             break
         gone.append((key,))
         freed += size
-    if gone:
-        with box.transaction(durable=False):
-            box.run_many(sql.DELETE_RECEIPT, list(gone))
-            box.run(sql.COUNT_RECEIPTS, -freed)
+    box.run_many(sql.DELETE_RECEIPT, gone)
+    box.run(sql.COUNT_RECEIPTS, -freed)
     return len(gone)
 
 
-def _size(key: str, result: str | None) -> int:
-    return len(key) + _ROW_BYTES + (len(result) if result else 0)
+def _size_bytes(key: str, result: str | None) -> int:
+    return len(key) + _ROW_BYTES + (len(result.encode()) if result else 0)

@@ -35,7 +35,9 @@ class RelayState:
     def read(self) -> dict[str, Any]:
         """Every fact."""
         with self._mutex:
-            return {name: json.loads(text) for name, text in self._db.execute("SELECT name, value FROM facts")}
+            return {
+                name: json.loads(text) for name, text in self._db.execute("SELECT name, value FROM facts")
+            }
 
     def write(self, facts: Mapping[str, Any]) -> None:
         """Keep these facts; None removes one. A full disk or a lock is no reason to stop sending."""

@@ -6,11 +6,10 @@ a sender that lost its claim changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from outbox.errors import StoreHeld
 from outbox.event import row_checksum
@@ -18,40 +17,13 @@ from outbox.gap import GAP_KIND
 from outbox.gap import decode as decode_gap
 from outbox.outcome import Ack, Act, Blocked, Bury, Reason, Release, Settlement, State, Trouble, move
 from outbox.store import statements as sql
-from outbox.store.dropping import drop_dead, drop_waiting
+from outbox.store.dead import bury_row
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember_many
+from outbox.store.row import Row, longer_history, sender_row, storable
 from outbox.wire_text import Stamp, make_wire
 
-_HISTORY_LENGTH = 20
 _CRASHES_FOR_BLAME = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One event as its sender sees it."""
-
-    seq: int
-    kind: str
-    key: str
-    wire_payload: bytes
-    shape: str
-    occurred_at_ms: int
-    accepted_at_ms: int
-    digest: bytes
-    extra: dict[str, Any]
-    sound: bool  # the checksum matches
-    sends: int
-    attempts: int
-    crashes: int
-    first_try_at_ms: int | None
-    history: str
-    progress: str | None
-
-    @property
-    def size_bytes(self) -> int:
-        """The length of its wire text."""
-        return len(self.wire_payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,40 +37,50 @@ class Claim:
 
 def head(box: OutboxFile) -> Row | None:
     """The event that goes next, without claiming it."""
-    for raw in box.rows(sql.HEAD_ROWS, 1):
-        return sender_row(box.stream, raw)
-    return None
+    raw = box.maybe(sql.HEAD_ROWS, 1)
+    return None if raw is None else sender_row(box.stream, raw)
 
 
 def claim(
-    box: OutboxFile, choose: Callable[[Iterator[Row]], list[Row]], *, unsafe: bool, now_ms: int, most: int = 1_000
+    box: OutboxFile,
+    choose: Callable[[Iterator[Row]], list[Row]],
+    *,
+    unsafe: bool,
+    now_ms: int,  # noqa: ARG001 - every act of a sender is given its moment; nothing is written with it yet
+    most: int = 1_000,
 ) -> Claim | None:
     """Claim the head run that `choose` takes from the rows in order (at most `most`); None when it takes none.
 
     An unsafe claim is on disk (FULL) when this returns: no byte of the request has left before. A gap in the run
-    stops growing and gets its wire text.
+    stops growing and gets its wire text. Raises StoreHeld while another claim is out.
     """
     with box.transaction(durable=unsafe):
         generation, claimed_through, _, open_gap_seq = box.one(sql.READ_CLAIM)
         if claimed_through:
-            raise StoreHeld(f"Events of {box.agent!r} are in flight already; their sender has to settle first.")
-        rows = choose(sender_row(box.stream, raw) for raw in box.each(sql.HEAD_ROWS, most))
+            raise StoreHeld(
+                f"Events of {box.agent!r} are in flight already. Nothing was changed; their sender has to "
+                "settle first."
+            )
+        with contextlib.closing(box.each(sql.HEAD_ROWS, most)) as raws:
+            rows = choose(sender_row(box.stream, raw) for raw in raws)
         if not rows:
             return None
+        move(State.WAITING, Act.CLAIM)
         if open_gap_seq is not None and open_gap_seq <= rows[-1].seq:
             rows = [_frozen(box, row) if row.seq == open_gap_seq else row for row in rows]
-        move(State.WAITING, Act.CLAIM)
+            box.run(sql.SET_OPEN_GAP, None)
         box.run(sql.OPEN_CLAIM, rows[-1].seq, int(unsafe))
     return Claim(generation + 1, tuple(rows), unsafe)
 
 
 def _frozen(box: OutboxFile, row: Row) -> Row:
-    """The open gap with its wire text; it does not grow any more."""
+    """The open gap with its wire text; it does not grow any more. A damaged one is left to be set aside."""
+    if not row.sound:
+        return row
     message = decode_gap(row.wire_payload).message(box.agent)
     text = make_wire("session-message", message, Stamp(row.occurred_at_ms, row.key)).text.encode()
     checksum = row_checksum(box.stream, row.seq, row.kind, row.key, row.occurred_at_ms, text)
-    box.run(sql.CHANGE_GAP, text, checksum, row.seq)
-    box.run(sql.SET_OPEN_GAP, None)
+    box.run(sql.CHANGE_GAP, row.seq, text, checksum, row.seq)
     return dataclasses.replace(row, wire_payload=text)
 
 
@@ -112,20 +94,24 @@ def settle(
 ) -> None:
     """Apply what became of a claim, in one transaction (NORMAL: a lost one is only a repeat with the same key).
 
+    A row of the claim without a settlement waits again as it was. A claim that was settled before is left alone.
     Raises StoreHeld when another sender has taken over since (nothing is changed then).
     """
     rows = {row.seq: row for row in taken.rows}
     with box.transaction(durable=False):
-        generation, *_ = box.one(sql.READ_CLAIM)
+        generation, claimed_through, *_ = box.one(sql.READ_CLAIM)
         if generation != taken.generation:
             raise StoreHeld(f"Another sender took over the outbox of {box.agent!r}. Nothing was changed.")
+        if not claimed_through:
+            return
         _acknowledge(box, [(rows[s.seq], s) for s in settlements if isinstance(s, Ack)], now_ms)
         for settlement in settlements:
             row = rows[settlement.seq]
             if isinstance(settlement, Release):
                 _release(box, row, settlement, now_ms)
             elif isinstance(settlement, Bury):
-                _bury(box, row, settlement, now_ms)
+                move(State.IN_FLIGHT, Act.BURY)
+                bury_row(box, row, settlement, now_ms)
         box.run(sql.CLOSE_CLAIM)
         write_blocked(box, blocked)
 
@@ -133,16 +119,16 @@ def settle(
 def _acknowledge(box: OutboxFile, acks: list[tuple[Row, Ack]], now_ms: int) -> None:
     if not acks:
         return
-    move(State.IN_FLIGHT, Act.ACK)
+    delivered, tool_error = move(State.IN_FLIGHT, Act.ACK), move(State.IN_FLIGHT, Act.TOOL_SAID_NO)
     box.run_many(sql.DELETE_EVENT, [(row.seq,) for row, _ in acks])
-    box.run_many(sql.DELETE_TRIES, [(row.seq,) for row, _ in acks if row.history])
+    box.run_many(sql.DELETE_TRIES, [(row.seq,) for row, _ in acks if row.first_try_at_ms is not None])
     events = [(row, ack) for row, ack in acks if row.kind != GAP_KIND]
     remember_many(
         box,
         [
             (
-                row.key, row.seq, row.kind, row.digest,
-                str(State.TOOL_ERROR if ack.tool_error else State.DELIVERED), now_ms, ack.result,
+                row.key, row.seq, row.kind, row.digest, str(tool_error if ack.tool_error else delivered),
+                now_ms, None if ack.result is None else storable(ack.result),
             )
             for row, ack in events
         ],
@@ -156,7 +142,8 @@ def _acknowledge(box: OutboxFile, acks: list[tuple[Row, Ack]], now_ms: int) -> N
 
 def _release(box: OutboxFile, row: Row, release: Release, now_ms: int) -> None:
     move(State.IN_FLIGHT, Act.RELEASE)
-    if not release.sent and release.trouble is None and release.progress == row.progress:
+    unchanged = release.attempts == row.attempts and release.progress == row.progress
+    if not release.sent and release.trouble is None and unchanged:
         return
     box.run(
         sql.PUT_TRIES,
@@ -165,94 +152,48 @@ def _release(box: OutboxFile, row: Row, release: Release, now_ms: int) -> None:
         release.attempts,
         row.crashes,
         now_ms if row.first_try_at_ms is None else row.first_try_at_ms,
-        _longer(row.history, release.trouble),
-        release.progress,
+        longer_history(row.history, release.trouble),
+        None if release.progress is None else storable(release.progress),
     )
-
-
-def _bury(box: OutboxFile, row: Row, bury: Bury, now_ms: int) -> None:
-    move(State.IN_FLIGHT, Act.BURY)
-    if row.kind == GAP_KIND:
-        box.run(sql.DELETE_EVENT, row.seq)
-        box.run(sql.DELETE_TRIES, row.seq)
-        box.run(sql.ADD_TOTAL, "gap_refused", 1)
-        return
-    bury_row(box, row, bury, now_ms)
-
-
-def bury_row(box: OutboxFile, row: Row, bury: Bury, now_ms: int) -> None:
-    """Move a row to the dead letters, and the oldest of them out when they are too many; in a transaction."""
-    trouble = bury.trouble
-    box.run(
-        sql.BURY_EVENT, str(bury.reason), trouble.status, trouble.code, trouble.detail, trouble.excerpt,
-        trouble.path, row.sends + 1, bury.attempts, row.first_try_at_ms, _longer(row.history, trouble),
-        bury.progress if bury.progress is not None else row.progress, now_ms, row.seq,
-    )  # fmt: skip
-    box.run(sql.DELETE_EVENT, row.seq)
-    box.run(sql.DELETE_TRIES, row.seq)
-    box.run(sql.COUNT_SETTLED, 1, row.size_bytes, 0)
-    box.run(sql.COUNT_BURIED, 1, row.size_bytes)
-    box.run(sql.ADD_TOTAL, f"dead:{bury.reason}", 1)
-    dead = box.one("SELECT dead FROM outbox")[0]
-    if dead > box.bounds.max_dead:
-        drop_dead(box, dead - box.bounds.max_dead, "max_dead", now_ms)
 
 
 def recover(box: OutboxFile, *, now_ms: int) -> list[int]:
     """Take over what a dead sender left in flight; returns the seqs of unsafe events that are now dead letters.
 
-    Every claimed row counts one crash; from the third on each counts as an attempt. A row of an unsafe claim has
-    an unknown outcome and is never sent again by itself.
+    Every claimed row counts one crash; from the third on each counts as an attempt. A row of an unsafe claim
+    has an unknown outcome and is never sent again by itself.
     """
+    unknown: list[int] = []
     with box.transaction(durable=True):
         _, claimed_through, unsafe, _ = box.one(sql.READ_CLAIM)
         if not claimed_through:
-            return []
-        unknown: list[int] = []
-        for raw in box.rows(sql.CLAIMED_ROWS, claimed_through):
-            row = sender_row(box.stream, raw)
-            crashes = row.crashes + 1
+            return unknown
+        for (seq,) in box.rows(sql.CLAIMED_SEQS, claimed_through):
+            row = sender_row(box.stream, box.one(sql.WAITING_ROW, seq))
             trouble = Trouble(now_ms, "crashed", detail="the sender died while this was in flight")
             if unsafe:
-                bury_row(box, row, Bury(row.seq, Reason.OUTCOME_UNKNOWN, row.attempts, trouble), now_ms)
-                unknown.append(row.seq)
-                continue
-            box.run(
-                sql.PUT_TRIES, row.seq, row.sends + 1, row.attempts + (crashes >= _CRASHES_FOR_BLAME), crashes,
-                now_ms if row.first_try_at_ms is None else row.first_try_at_ms,
-                _longer(row.history, trouble), row.progress,
-            )  # fmt: skip
-        box.run("UPDATE outbox SET generation = generation + 1")
-        box.run(sql.CLOSE_CLAIM)
+                move(State.IN_FLIGHT, Act.BURY)
+                bury_row(box, row, Bury(seq, Reason.OUTCOME_UNKNOWN, row.attempts, trouble), now_ms)
+                unknown.append(seq)
+            else:
+                _note_crash(box, row, trouble)
+        box.run(sql.TAKE_OVER)
     return unknown
 
 
-def expire(
-    box: OutboxFile,
-    horizon_ms: int,
-    *,
-    now_ms: int,
-    most: int = 1_000,
-    log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
-) -> int:
-    """Drop waiting events accepted before `horizon_ms`, oldest first, at most `most`; returns how many.
-
-    A log line says so before the first one goes.
-    """
-    oldest = box.maybe(sql.OLDEST_WAITING + " LIMIT 1", 0)
-    if oldest is None or oldest[6] >= horizon_ms:
-        return 0
-    log("expiring", {"agent": box.agent, "seq": oldest[0], "reason": "max_age"})
-    with box.transaction(durable=False):
-        _, claimed_through, _, open_gap_seq = box.one(sql.READ_CLAIM)
-        for count in range(most):
-            gone = drop_waiting(
-                box, claimed_through, open_gap_seq, "max_age", now_ms, accepted_before_ms=horizon_ms
-            )
-            if gone is None:
-                return count
-            open_gap_seq = gone.gap_seq
-    return most
+def _note_crash(box: OutboxFile, row: Row, trouble: Trouble) -> None:
+    move(State.IN_FLIGHT, Act.RELEASE)
+    crashes = row.crashes + 1
+    box.run(
+        sql.PUT_TRIES,
+        row.seq,
+        row.sends + 1,
+        row.attempts + (crashes >= _CRASHES_FOR_BLAME),
+        crashes,
+        trouble.at_ms if row.first_try_at_ms is None else row.first_try_at_ms,
+        longer_history(row.history, trouble),
+        row.progress,
+    )
 
 
 def write_blocked(box: OutboxFile, blocked: Blocked | None) -> None:
@@ -260,36 +201,11 @@ def write_blocked(box: OutboxFile, blocked: Blocked | None) -> None:
     if blocked is None:
         box.run(sql.SET_BLOCKED, None, None, None, None)
     else:
-        box.run(
-            sql.SET_BLOCKED, blocked.reason, blocked.since_ms, blocked.next_try_at_ms, blocked.detail
-        )
+        detail = storable(blocked.detail)
+        box.run(sql.SET_BLOCKED, blocked.reason, blocked.since_ms, blocked.next_try_at_ms, detail)
 
 
 def note_blocked(box: OutboxFile, blocked: Blocked | None) -> None:
     """`write_blocked` as a transaction of its own."""
     with box.transaction(durable=False):
         write_blocked(box, blocked)
-
-
-def _longer(history: str, trouble: Trouble | None) -> str:
-    if trouble is None:
-        return history or "[]"
-    entries: list[dict[str, object]] = json.loads(history) if history else []
-    fields = dataclasses.asdict(trouble)
-    fields.pop("excerpt")
-    entries.append({name: value for name, value in fields.items() if value not in (None, "")})
-    return json.dumps(entries[-_HISTORY_LENGTH:], separators=(",", ":"))
-
-
-def sender_row(stream: str, raw: tuple[Any, ...]) -> Row:
-    """A row of HEAD_ROWS and its like, with its checksum compared."""
-    (seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest, extra, checksum,
-     sends, attempts, crashes, first_try_at_ms, history, progress) = raw  # fmt: skip
-    if not isinstance(wire, bytes):
-        wire = str(wire).encode("utf-8", "replace")
-    sound = checksum == row_checksum(stream, seq, kind, key, occurred_at_ms, wire)
-    return Row(
-        seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest,
-        json.loads(extra) if extra else {}, sound, sends, attempts, crashes, first_try_at_ms, history or "",
-        progress,
-    )  # fmt: skip

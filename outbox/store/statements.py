@@ -1,77 +1,101 @@
 """Every SQL statement that reads or changes a running outbox, each with a name and a sentence."""
 
-# The one row that tells whose file this is and what its counters say.
+# The one row ------------------------------------------------------------------------------------------------
+
+INSERT_OUTBOX = "INSERT INTO outbox (id, agent, stream, created_at_ms, rules) VALUES (1, ?, ?, ?, ?)"
+
+# Whose file this is, and what its producers follow.
+READ_IDENTITY = "SELECT agent, stream, rules FROM outbox"
+READ_RULES = "SELECT rules FROM outbox"
+SET_RULES = "UPDATE outbox SET rules = ?"
+
+# What `status` shows of it.
 READ_OUTBOX = """
-SELECT agent, stream, created_at_ms, rules, last_seq, waiting, waiting_bytes, dead, dead_bytes, receipt_bytes,
-       accepted, delivered, dropped, open_gap_seq, generation, claimed_through, claim_unsafe, paused_at_ms,
-       blocked_reason, blocked_since_ms, blocked_next_ms, blocked_detail
+SELECT agent, stream, waiting, waiting_bytes, dead, dead_bytes, accepted, delivered, dropped, claimed_through,
+       paused_at_ms, blocked_reason, blocked_since_ms, blocked_next_ms, blocked_detail
 FROM outbox"""
+READ_WAITING = "SELECT waiting FROM outbox"
 
 # What an enqueue must know, in one read.
 READ_FOR_ENQUEUE = """
 SELECT rules, last_seq, waiting, waiting_bytes, dead, dead_bytes, claimed_through, open_gap_seq FROM outbox"""
 
+COUNT_ACCEPTED = """
+UPDATE outbox SET last_seq = ?, waiting = waiting + ?, waiting_bytes = waiting_bytes + ?,
+                  accepted = accepted + ?"""
+COUNT_SETTLED = """
+UPDATE outbox SET waiting = waiting - ?, waiting_bytes = waiting_bytes - ?, delivered = delivered + ?"""
+COUNT_BURIED = "UPDATE outbox SET dead = dead + ?, dead_bytes = dead_bytes + ?"
+COUNT_DROPPED = "UPDATE outbox SET dropped = dropped + ?"
+COUNT_RECEIPTS = "UPDATE outbox SET receipt_bytes = receipt_bytes + ?"
+READ_RECEIPT_BYTES = "SELECT receipt_bytes FROM outbox"
+READ_DEAD_COUNT = "SELECT dead FROM outbox"
+
+# A dead letter goes to the tail.
+COUNT_REPLAYED = """
+UPDATE outbox SET last_seq = last_seq + 1, waiting = waiting + 1, waiting_bytes = waiting_bytes + ?1,
+                  dead = dead - 1, dead_bytes = dead_bytes - ?1
+RETURNING last_seq"""
+
+OPEN_CLAIM = "UPDATE outbox SET generation = generation + 1, claimed_through = ?, claim_unsafe = ?"
+CLOSE_CLAIM = "UPDATE outbox SET claimed_through = 0, claim_unsafe = 0"
+TAKE_OVER = "UPDATE outbox SET generation = generation + 1, claimed_through = 0, claim_unsafe = 0"
+READ_CLAIM = "SELECT generation, claimed_through, claim_unsafe, open_gap_seq FROM outbox"
+
+SET_BLOCKED = """
+UPDATE outbox SET blocked_reason = ?, blocked_since_ms = ?, blocked_next_ms = ?, blocked_detail = ?"""
+SET_PAUSED = "UPDATE outbox SET paused_at_ms = ?"
+SET_OPEN_GAP = "UPDATE outbox SET open_gap_seq = ?"
+
+# Events -----------------------------------------------------------------------------------------------------
+
 INSERT_EVENT = """
 INSERT INTO events (seq, kind, key, wire_payload, shape, occurred_at_ms, accepted_at_ms, digest, dedupe_key,
                     extra, checksum)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-
-COUNT_ACCEPTED = """
-UPDATE outbox SET last_seq = ?, waiting = waiting + ?, waiting_bytes = waiting_bytes + ?,
-                  accepted = accepted + ?"""
-
-# A key is remembered in one of three places; the newest knowledge is asked first.
-FIND_WAITING_KEY = "SELECT seq, kind, digest FROM events WHERE key = ?"
-FIND_DEAD_KEY = "SELECT seq, kind, digest FROM dead WHERE key = ? ORDER BY seq DESC LIMIT 1"
-FIND_RECEIPT = "SELECT seq, kind, digest, state FROM receipts WHERE key = ?"
+DELETE_EVENT = "DELETE FROM events WHERE seq = ?"
 
 # The coalesce events of one dedupe key that are not in flight.
 FIND_COALESCED = """
-SELECT seq, kind, key, digest, length(wire_payload) FROM events WHERE dedupe_key = ? AND seq > ?"""
+SELECT seq, kind, key, digest, octet_length(wire_payload) FROM events WHERE dedupe_key = ? AND seq > ?"""
 
-# The oldest rows that a bound may drop: waiting, not in flight, no gap.
+# The oldest event that a bound may drop: waiting, not in flight, no gap.
 OLDEST_WAITING = """
-SELECT seq, kind, key, digest, length(wire_payload), occurred_at_ms, accepted_at_ms FROM events
-WHERE seq > ? AND kind <> 'outbox-gap' ORDER BY seq"""
+SELECT seq, kind, key, digest, octet_length(wire_payload), occurred_at_ms, accepted_at_ms FROM events
+WHERE seq > ? AND kind <> 'outbox-gap' ORDER BY seq LIMIT 1"""
 
-OLDEST_DEAD = "SELECT seq, kind, key, digest, length(wire_payload) FROM dead ORDER BY seq"
+# How many events are in flight, and their bytes.
+IN_FLIGHT_FILL = """
+SELECT count(*), coalesce(sum(octet_length(wire_payload)), 0) FROM events
+WHERE seq <= ? AND kind <> 'outbox-gap'"""
 
-DELETE_EVENT = "DELETE FROM events WHERE seq = ?"
-DELETE_TRIES = "DELETE FROM tries WHERE seq = ?"
-DELETE_DEAD = "DELETE FROM dead WHERE seq = ?"
+# What the relay is told about lost events: a row that changes as long as it grows.
+READ_GAP = """
+SELECT key, occurred_at_ms, CAST(wire_payload AS BLOB), checksum FROM events
+WHERE seq = ? AND kind = 'outbox-gap'"""
+CHANGE_GAP = "UPDATE events SET seq = ?, wire_payload = ?, checksum = ? WHERE seq = ?"
 
-PUT_RECEIPT = """
-INSERT INTO receipts (key, seq, kind, digest, state, at_ms, result) VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (key) DO UPDATE SET seq = excluded.seq, kind = excluded.kind, digest = excluded.digest,
-       state = excluded.state, at_ms = excluded.at_ms, result = excluded.result"""
-
-OLDEST_RECEIPTS = "SELECT key, at_ms, length(key) + 64 + coalesce(length(result), 0) FROM receipts ORDER BY at_ms LIMIT 500"
-DELETE_RECEIPT = "DELETE FROM receipts WHERE key = ?"
-
-ADD_TOTAL = """
-INSERT INTO totals (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"""
-READ_TOTALS = "SELECT name, value FROM totals"
-
-READ_GAP = "SELECT wire_payload FROM events WHERE seq = ?"
-CHANGE_GAP = "UPDATE events SET wire_payload = ?, checksum = ? WHERE seq = ?"
-
-# The head of the queue, in order, with what the sender remembers of each row.
+# The head of the queue, in order, with what the sender remembers of each row. Texts come as bytes: one that is no
+# UTF-8 any more must not stop the reading.
 _SENDER_ROW = """
-SELECT e.seq, e.kind, e.key, e.wire_payload, e.shape, e.occurred_at_ms, e.accepted_at_ms, e.digest, e.extra,
-       e.checksum, coalesce(t.sends, 0), coalesce(t.attempts, 0), coalesce(t.crashes, 0), t.first_try_at_ms,
-       t.history, t.progress
+SELECT e.seq, CAST(e.kind AS BLOB), CAST(e.key AS BLOB), CAST(e.wire_payload AS BLOB), CAST(e.shape AS BLOB),
+       e.occurred_at_ms, e.accepted_at_ms, e.digest, CAST(e.extra AS BLOB), e.checksum,
+       coalesce(t.sends, 0), coalesce(t.attempts, 0), coalesce(t.crashes, 0), t.first_try_at_ms,
+       CAST(t.history AS BLOB), CAST(t.progress AS BLOB)
 FROM events e LEFT JOIN tries t ON t.seq = e.seq"""
 HEAD_ROWS = _SENDER_ROW + " ORDER BY e.seq LIMIT ?"
 
-# What a dead sender left in flight.
-CLAIMED_ROWS = _SENDER_ROW + " WHERE e.seq <= ? ORDER BY e.seq"
+# What a dead sender left in flight, row by row.
+CLAIMED_SEQS = "SELECT seq FROM events WHERE seq <= ? ORDER BY seq"
 
 # One waiting event by its seq.
 WAITING_ROW = _SENDER_ROW + " WHERE e.seq = ?"
 
-OPEN_CLAIM = "UPDATE outbox SET generation = generation + 1, claimed_through = ?, claim_unsafe = ?"
-CLOSE_CLAIM = "UPDATE outbox SET claimed_through = 0, claim_unsafe = 0"
-READ_CLAIM = "SELECT generation, claimed_through, claim_unsafe, open_gap_seq FROM outbox"
+HEAD_EVENT = """
+SELECT e.seq, CAST(e.kind AS BLOB), CAST(e.key AS BLOB), e.accepted_at_ms, coalesce(t.sends, 0),
+       coalesce(t.attempts, 0), t.first_try_at_ms, CAST(t.history AS BLOB)
+FROM events e LEFT JOIN tries t ON t.seq = e.seq ORDER BY e.seq LIMIT 1"""
+HEAD_SEQ = "SELECT min(seq) FROM events"
 
 # A row the sender could not get rid of: what is remembered of it.
 PUT_TRIES = """
@@ -80,35 +104,43 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (seq) DO UPDATE SET sends = excluded.sends, attempts = excluded.attempts,
        crashes = excluded.crashes, first_try_at_ms = excluded.first_try_at_ms, history = excluded.history,
        progress = excluded.progress"""
-SAVE_PROGRESS = """
-INSERT INTO tries (seq, first_try_at_ms, progress) VALUES (?, ?, ?)
-ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress"""
+DELETE_TRIES = "DELETE FROM tries WHERE seq = ?"
 
+# Dead letters -----------------------------------------------------------------------------------------------
+
+# The wire text goes over as it is; of the rest what could be read.
 BURY_EVENT = """
 INSERT INTO dead (seq, kind, key, wire_payload, shape, occurred_at_ms, accepted_at_ms, digest, dedupe_key, extra,
                   checksum, reason, status, code, detail, answer, path, sends, attempts, first_try_at_ms,
                   history, progress, failed_at_ms)
-SELECT seq, kind, key, wire_payload, shape, occurred_at_ms, accepted_at_ms, digest, dedupe_key, extra,
+SELECT seq, ?, ?, coalesce(CAST(wire_payload AS BLOB), x''), ?, ?, ?, ?, dedupe_key, ?,
        checksum, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 FROM events WHERE seq = ?"""
-
-COUNT_SETTLED = """
-UPDATE outbox SET waiting = waiting - ?, waiting_bytes = waiting_bytes - ?, delivered = delivered + ?"""
-COUNT_BURIED = "UPDATE outbox SET dead = dead + ?, dead_bytes = dead_bytes + ?"
-COUNT_DROPPED = "UPDATE outbox SET dropped = dropped + ?"
-COUNT_RECEIPTS = "UPDATE outbox SET receipt_bytes = max(0, receipt_bytes + ?)"
-
-SET_BLOCKED = """
-UPDATE outbox SET blocked_reason = ?, blocked_since_ms = ?, blocked_next_ms = ?, blocked_detail = ?"""
-SET_PAUSED = "UPDATE outbox SET paused_at_ms = ?"
-SET_RULES = "UPDATE outbox SET rules = ?"
-SET_OPEN_GAP = "UPDATE outbox SET open_gap_seq = ?"
-
-# What `status` shows beside the counters.
-IN_FLIGHT_COUNT = "SELECT count(*) FROM events WHERE seq <= ? AND kind <> 'outbox-gap'"
-HEAD_EVENT = "SELECT seq, kind, key, accepted_at_ms FROM events ORDER BY seq LIMIT 1"
-HEAD_TRIES = "SELECT sends, attempts, first_try_at_ms, history FROM tries WHERE seq = ?"
-
-FIND_EVENT = "SELECT seq, kind, key, length(wire_payload) FROM events WHERE seq = ?"
+DELETE_DEAD = "DELETE FROM dead WHERE seq = ?"
+OLDEST_DEAD = "SELECT seq, kind, key, digest, octet_length(wire_payload) FROM dead ORDER BY seq LIMIT ?"
+DEAD_LETTER = """
+SELECT kind, key, wire_payload, shape, occurred_at_ms, digest, dedupe_key, extra, reason, progress
+FROM dead WHERE seq = ?"""
 LIST_DEAD = """
 SELECT seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms FROM dead ORDER BY seq"""
+
+# Keys and totals --------------------------------------------------------------------------------------------
+
+# A key is remembered in one of three places.
+FIND_WAITING_KEY = "SELECT seq, kind, digest FROM events WHERE key = ?"
+FIND_DEAD_KEY = "SELECT seq, kind, digest FROM dead WHERE key = ? ORDER BY seq DESC LIMIT 1"
+FIND_RECEIPT = "SELECT seq, kind, digest, state FROM receipts WHERE key = ?"
+
+PUT_RECEIPT = """
+INSERT INTO receipts (key, seq, kind, digest, state, at_ms, result) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET seq = excluded.seq, kind = excluded.kind, digest = excluded.digest,
+       state = excluded.state, at_ms = excluded.at_ms, result = excluded.result"""
+OLDEST_RECEIPTS = """
+SELECT key, at_ms, octet_length(key) + 64 + coalesce(octet_length(result), 0) FROM receipts
+ORDER BY at_ms LIMIT ?"""
+DELETE_RECEIPT = "DELETE FROM receipts WHERE key = ?"
+
+ADD_TOTAL = """
+INSERT INTO totals (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"""
+READ_TOTALS = "SELECT name, value FROM totals"

@@ -11,16 +11,49 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+_LONGEST_NAME_BYTES = 100  # sockaddr_un has room for 108
+
+
+class Waker:
+    """Tells the daemon of a state directory; keeps one socket for it, which `close` gives back."""
+
+    def __init__(self, socket_path: Path) -> None:
+        """Nothing is opened before the first hint."""
+        self._path = socket_path
+        self._address = os.fsencode(socket_path)
+        self._socket: socket.socket | None = None
+
+    def wake(self, file_name: str) -> bool:
+        """Tell a daemon, if one listens; True when the datagram was handed over."""
+        sender = self._socket
+        try:
+            if sender is None:
+                sender = self._socket = socket.socket(
+                    socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+                )
+            if len(self._address) <= _LONGEST_NAME_BYTES:
+                sender.sendto(file_name.encode(), self._address)
+            else:
+                with _short_name(self._path) as address:
+                    sender.sendto(file_name.encode(), address)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the socket back; the next hint opens another one."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
 
 def wake_daemon(socket_path: Path, file_name: str) -> bool:
-    """Tell a daemon, if one listens; True when the datagram was handed over."""
+    """One hint, from somebody who gives no second one; True when the datagram was handed over."""
+    waker = Waker(socket_path)
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
-            with _short_name(socket_path) as address:
-                sender.sendto(file_name.encode(), address)
-            return True
-    except OSError:
-        return False
+        return waker.wake(file_name)
+    finally:
+        waker.close()
 
 
 def bind_wake_socket(socket_path: Path) -> socket.socket:
@@ -39,8 +72,8 @@ def bind_wake_socket(socket_path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _short_name(path: Path) -> Iterator[str]:
-    """A name of the socket that fits into the 108 bytes of sockaddr_un, however deep STATE lies (Linux)."""
-    if len(os.fsencode(path)) < 100:
+    """A name of the socket that fits into sockaddr_un, however deep STATE lies (Linux)."""
+    if len(os.fsencode(path)) <= _LONGEST_NAME_BYTES:
         yield str(path)
         return
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

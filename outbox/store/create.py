@@ -1,0 +1,76 @@
+"""How an outbox file is made: whole under another name, then given its own, so that nobody ever opens half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from pathlib import Path
+
+import apsw
+
+from outbox.bounds import Bounds
+from outbox.errors import StoreError, StoreFull
+from outbox.event import Limits
+from outbox.store import schema, statements
+from outbox.store.directory import StateDirectory, sync_folder
+from outbox.store.faults import store_error
+from outbox.store.rules import encode_rules
+
+
+def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bounds, now_ms: int) -> Path:
+    """Make an agent's outbox file (mode 0600); returns its path. When this returns it survives a power cut.
+
+    A file that stands there already, also one that another process made in the meantime, is left as it is.
+    Raises StoreFull or StoreError when it cannot be made.
+    """
+    path = state.outbox_path(agent)
+    if os.path.lexists(path):
+        return path
+    stream = str(uuid.uuid4())
+    draft = state.agents / f".new-{stream}.sqlite"
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        _fill(draft, agent, stream, encode_rules(limits, bounds), now_ms)
+        _sync(draft)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        sync_folder(state.agents)
+    except apsw.Error as error:
+        raise store_error(error, path) from error
+    except OSError as error:
+        kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
+        raise kind(
+            f"The outbox file of {agent!r} cannot be made: {error.strerror}. Nothing was stored. "
+            f"Make space below {str(state.path)!r}, or give its owner leave to write there."
+        ) from error
+    finally:
+        for side in ("", "-journal", "-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                draft.with_name(draft.name + side).unlink(missing_ok=True)
+    return path
+
+
+def _fill(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> None:
+    """Without a flush of its own: nobody knows this file before it is flushed as a whole."""
+    connection = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.pragma("synchronous", "OFF")
+        connection.pragma("auto_vacuum", "INCREMENTAL")
+        with connection:
+            connection.execute(schema.CREATE)
+            connection.execute(statements.INSERT_OUTBOX, (agent, stream, now_ms, rules))
+            connection.pragma("application_id", schema.APPLICATION_ID)
+            connection.pragma("user_version", schema.VERSION)
+        connection.pragma("journal_mode", "WAL")
+    finally:
+        connection.close()
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

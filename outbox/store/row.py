@@ -1,0 +1,140 @@
+"""One stored event as its sender sees it, read so that damage shows as a damaged row and never as a crash."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from outbox.event import row_checksum
+from outbox.outcome import Trouble
+
+_SHAPES = frozenset(("object", "value", "batch", "tool", "archive", "gap"))
+_HISTORY_LENGTH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One event as its sender sees it. `size_bytes` is what it counts for in the bounds."""
+
+    seq: int
+    kind: str
+    key: str
+    wire_payload: bytes
+    shape: str
+    occurred_at_ms: int
+    accepted_at_ms: int
+    digest: bytes
+    extra: dict[str, Any]
+    sound: bool  # its checksum matches, and all of it can be read
+    sends: int
+    attempts: int
+    crashes: int
+    first_try_at_ms: int | None  # None: nothing is remembered of a try
+    history: str
+    progress: str | None
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of its wire text."""
+        return len(self.wire_payload)
+
+
+def sender_row(stream: str, raw: tuple[Any, ...]) -> Row:
+    """A row of HEAD_ROWS and its like, with its checksum compared.
+
+    Their texts come as bytes, since one that is no UTF-8 any more must not stop the reading.
+    """
+    try:
+        return _read(stream, raw)
+    except (ValueError, TypeError, AttributeError):
+        return _damaged(raw)
+
+
+def _read(stream: str, raw: tuple[Any, ...]) -> Row:
+    (seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest, extra, checksum,
+     sends, attempts, crashes, first_try_at_ms, history, progress) = raw  # fmt: skip
+    kind, key, shape = kind.decode(), key.decode(), shape.decode()
+    sound = shape in _SHAPES and checksum == row_checksum(stream, seq, kind, key, occurred_at_ms, wire)
+    known: dict[str, Any] = {}
+    if extra is not None:
+        known = json.loads(extra)
+        sound = sound and type(known) is dict
+    if first_try_at_ms is not None:
+        sound = sound and type(sends) is type(attempts) is type(crashes) is type(first_try_at_ms) is int
+        history = history.decode()
+        sound = sound and type(json.loads(history)) is list
+        if progress is not None:
+            progress = progress.decode()
+            sound = sound and type(json.loads(progress)) is dict
+    if not sound or type(accepted_at_ms) is not int:
+        return _damaged(raw)
+    return Row(
+        seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest, known, sound,
+        sends, attempts, crashes, first_try_at_ms, history or "[]", progress,
+    )  # fmt: skip
+
+
+def _damaged(raw: tuple[Any, ...]) -> Row:
+    """What can still be said of a row that is not what was stored."""
+    (seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest, extra, _,
+     sends, attempts, crashes, first_try_at_ms, history, _) = raw  # fmt: skip
+    return Row(
+        seq, readable(kind), _own_key(key, seq), wire if isinstance(wire, bytes) else b"", readable(shape),
+        _number(occurred_at_ms), _number(accepted_at_ms), digest if isinstance(digest, bytes) else b"",
+        read_object(extra), False, _number(sends), _number(attempts), _number(crashes),
+        None if first_try_at_ms is None else _number(first_try_at_ms),
+        json.dumps(read_history(history)), None,
+    )  # fmt: skip
+
+
+def readable(value: object) -> str:
+    """A stored text, whatever has become of it."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _own_key(key: object, seq: int) -> str:
+    """The key, or one that no other event has where it cannot be read."""
+    try:
+        return key.decode() if isinstance(key, bytes) else f"damaged-{seq}"
+    except UnicodeDecodeError:
+        return f"damaged-{seq}"
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def longer_history(history: str, trouble: Trouble | None) -> str:
+    """The history with one more trouble; the oldest go beyond twenty."""
+    if trouble is None:
+        return history
+    fields = dataclasses.asdict(trouble)
+    fields.pop("excerpt")
+    entry = {name: value for name, value in fields.items() if value not in (None, "")}
+    return json.dumps([*read_history(history), entry][-_HISTORY_LENGTH:], separators=(",", ":"))
+
+
+def read_history(text: str | bytes | None) -> list[dict[str, Any]]:
+    """What went wrong so far, oldest first; a history that cannot be read counts as none."""
+    entries = _json(text)
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def read_object(text: str | bytes | None) -> dict[str, Any]:
+    """A JSON object; a text that is none counts as an empty one."""
+    value = _json(text)
+    return value if isinstance(value, dict) else {}
+
+
+def _json(text: str | bytes | None) -> object:
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, TypeError):
+        return None
+
+
+def storable(text: str) -> str:
+    """A text from outside as UTF-8 can hold it: halves of surrogate pairs become question marks."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
