@@ -497,7 +497,9 @@ class Pump:
             case Effect.WORKS:
                 gate.works(permit)
             case Effect.CLOSE:
-                gate.close(permit, verdict.hold or str(reading.sort), reading.detail)
+                spent = reading.sort in {Sort.FAILED, Sort.LOST} and gate.budget_spent(path)
+                reason = "mass_rejection" if spent else verdict.hold or str(reading.sort)
+                gate.close(permit, reason, reading.detail)
             case Effect.HOLD_PATH:
                 gate.hold_path(permit, verdict.hold, reading.detail)
             case Effect.TOKEN:
