@@ -134,9 +134,10 @@ def load(name: str) -> Command:
 
 def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
     """The parser of one command, global options included."""
+    about = COMMANDS[name][1]
     parser = Parser(
         prog=f"outbox {name}",
-        description=COMMANDS[name][1].capitalize() + ".",
+        description=f"{about[0].upper()}{about[1:]}.",
         epilog="example:\n" + "\n".join(f"  {line.strip()}" for line in command.EXAMPLE.splitlines()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -20,7 +20,8 @@ _HEADERS = ("agent", "seq", "kind", "reason", "status", "attempts", "failed", "d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The sub-command `list`."""
     commands = parser.add_subparsers(dest="dead_command", required=True, metavar="list")
-    listing = commands.add_parser("list", help="each dead letter, oldest first; with --json one a line")
+    about = "each dead letter, oldest first; with --json one a line"
+    listing = commands.add_parser("list", help=about, description=about, epilog=f"example: {EXAMPLE}")
     listing.add_argument("--agent", metavar="AGENT", help="those of one agent only")
 
 

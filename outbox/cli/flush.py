@@ -88,7 +88,7 @@ def progress_line(agent: str, done: int, total: int, text: str, *, wide: int, ba
 
 
 def _summary(report: FlushReport, *, by_daemon: bool) -> str:
-    dead = f" {count(report.dead, 'event')} became dead letters: outbox dead list." if report.dead else ""
+    dead = f" {count(report.dead, 'new dead letter')}: outbox dead list" if report.dead else ""
     if not report.left:
         return f"{number(report.delivered)} delivered, nothing left.{dead}"
     later = "The daemon goes on with them." if by_daemon else "They go out with the next daemon or flush."

@@ -100,7 +100,8 @@ class Intake:
         self._failure = error
         self._refused += len(batch)
         if self._as_json:
-            say(*(self._refusal(at, error) for at, _ in batch), to=sys.stderr)
+            own = ((at, line if isinstance(line, UsageError) else error) for at, line in batch)
+            say(*(self._refusal(at, refused) for at, refused in own), to=sys.stderr)
         else:
             say(clean(f"From line {number(batch[0][0])} on nothing was taken: {error}"), to=sys.stderr)
 
