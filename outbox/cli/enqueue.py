@@ -14,6 +14,7 @@ from pathlib import Path
 from outbox.cli.intake import REFUSED, Intake, not_taken, read_chunks, receipt_json
 from outbox.cli.output import clean, emit_json, number, say
 from outbox.errors import OutboxError, UsageError
+from outbox.event import check_agent
 from outbox.json_text import quoted, split_lines
 from outbox.library import Outbox, read_rules
 from outbox.state_dir import expand_home, state_dir
@@ -62,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"Whose events? Nothing was stored. Name the agent with --agent, or in ${_AGENT_VARIABLE}."
         )
+    try:
+        check_agent(agent)
+    except UsageError as error:
+        raise UsageError(f"{error}. Nothing was stored. A name is 1 to 512 bytes of UTF-8.") from None
     event = _event_text(args)
     place = _place(args)
     with Outbox.open(agent, state_dir=place, allow_network_fs=_network_fs_allowed()) as outbox:

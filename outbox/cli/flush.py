@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from outbox.cli.arguments import seconds
 from outbox.cli.output import clean, count, emit_json, number, say
-from outbox.cli.where import settings_of, state_of
-from outbox.event import check_agent
+from outbox.cli.where import checked_agent, settings_of, state_of
 from outbox.setting_keys import Settings
 from outbox.store.directory import StateDirectory
 from outbox.store.place import running_daemon
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     state = state_of(settings)
     timeout_s = settings.daemon.flush_timeout_s if args.timeout is None else args.timeout
-    agent = None if args.agent is None else check_agent(args.agent)
+    agent = None if args.agent is None else checked_agent(args.agent)
     live = not args.json and sys.stdout.isatty()
     with _watched(state, agent) if live else nullcontext():
         report, by_daemon = _flush(settings, state, agent, timeout_s)

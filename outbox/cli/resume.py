@@ -77,6 +77,6 @@ def forgiven(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _say(agent: str | None, resumed: int, *, sent: bool) -> None:
     who = f"{clean(agent)} goes" if agent is not None else f"{count(resumed, 'agent goes', 'agents go')}"
-    say(f"{who} on; what was held back by mistakes of before is tried again.")
+    say(f"{who} on; what was held back is tried again.")
     if not sent:
         say("No daemon runs: what waits goes out with the next outbox serve, or outbox flush.")

@@ -67,9 +67,17 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def checked_agent(agent: str) -> str:
+    """The name as given; raises UsageError, as a whole sentence, for one that no agent can have."""
+    try:
+        return check_agent(agent)
+    except UsageError as error:
+        raise UsageError(f"{error}. Nothing was changed. A name is 1 to 512 bytes of UTF-8.") from None
+
+
 def existing(state: StateDirectory, agent: str) -> Path:
     """The file of this agent's outbox; raises UsageError, with the nearest name, when there is none."""
-    path = state.outbox_path(check_agent(agent))
+    path = state.outbox_path(checked_agent(agent))
     if os.path.lexists(path):
         return path
     raise UsageError(
