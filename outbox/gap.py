@@ -1,4 +1,4 @@
-"""The gap: what the relay is told, in its place of the order, about events that a bound dropped or damage lost."""
+"""The gap: what the relay is told, in its place of the order, of what a bound dropped or damage lost."""
 
 from __future__ import annotations
 

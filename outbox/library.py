@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from weakref import WeakSet
 
 from outbox.bounds import Bounds
@@ -71,10 +71,10 @@ class Outbox:
     def open(
         cls, agent: str, *, state_dir: str | os.PathLike[str] | None = None, allow_network_fs: bool = False
     ) -> Outbox:
-        """Open the outbox of `agent` (1 to 512 bytes of UTF-8, compared exactly); it is made when it is not there.
+        """Open the outbox of `agent` (1 to 512 bytes of UTF-8, compared exactly); it is made when not there.
 
-        `state_dir` defaults to OUTBOX_STATE_DIR, $STATE_DIRECTORY or the user's own state folder. A daemon need
-        not run.
+        `state_dir` defaults to OUTBOX_STATE_DIR, $STATE_DIRECTORY or the user's own state folder. A daemon
+        need not run.
 
         Raises:
             UsageError: the agent's name cannot be one, or AGENT_RELAY_MESSAGE_BODY_MAX_CHARS is no number.
@@ -142,8 +142,9 @@ class Outbox:
     ) -> list[Receipt | OutboxError]:
         """Put several events on disk with one commit, in order; one receipt or error for each.
 
-        An event is a mapping or JSON text with the names of design section 5 (`kind`, `payload`, `occurredAt`, …).
-        Those with an error were not taken; all others are durable when this returns.
+        An event is a mapping or JSON text with the names that events have in JSON (`kind`, `payload`,
+        `occurredAt`, …; see docs/python-api.md). Those with an error were not taken; all others are durable
+        when this returns.
         """
         drafts: list[Draft | UsageError] = []
         for event in events:
@@ -155,10 +156,10 @@ class Outbox:
         return [draft if isinstance(draft, UsageError) else next(stored) for draft in drafts]
 
     def flush(self, timeout_s: float = 10.0) -> FlushResult:
-        """Send what waits, for at most `timeout_s` seconds: through the daemon where one runs, else by itself.
+        """Send what waits, for at most `timeout_s` seconds: through the daemon if one runs, else by itself.
 
-        Works from `atexit`. The relay and its token come from the environment or the configuration file. Raises
-        ConfigError when no relay is set; the relay's trouble is no error: it shows in the result.
+        Works from `atexit`. The relay and its token come from the environment or the configuration file.
+        Raises ConfigError when no relay is set; the relay's trouble is no error: it shows in the result.
         """
         self._check_open()
         from outbox.daemon.flush import flush_agent  # noqa: PLC0415 - what sends is loaded only here
@@ -181,7 +182,7 @@ class Outbox:
             self._box.close()
             self._waker.close()
 
-    def __enter__(self) -> Outbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,8 +1,8 @@
-"""Everything about the states of an event, in one place: the states, the acts, and the one table that joins them.
+"""Everything about the states of an event, in one place: the states, the acts, and the table that joins them.
 
-How to read the machine: an event is in exactly one state. An act moves it along one row of TRANSITIONS; an act
-with no row for that state raises IllegalTransition and changes nothing. The picture in docs/architecture.md is
-made from this table (`python -m outbox.outcome`), and tests hold the store to it.
+How to read the machine: an event is in exactly one state. An act moves it along one row of TRANSITIONS; an
+act with no row for that state raises IllegalTransition and changes nothing. The picture in
+docs/architecture.md is made from this table (`python -m outbox.outcome`), and tests hold the store to it.
 
 The second half of the file holds the values that a settlement consists of: what became of each claimed event.
 """
@@ -151,7 +151,7 @@ def picture() -> str:
         for (before, act), after in TRANSITIONS.items()
         if before is not State.NEW
     ]
-    final = {after for after in TRANSITIONS.values()} - {before for before, _ in TRANSITIONS}
+    final = set(TRANSITIONS.values()) - {before for before, _ in TRANSITIONS}
     lines += [f"    {state} --> [*]" for state in State if state in final]
     return "\n".join(lines)
 

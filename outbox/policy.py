@@ -1,6 +1,6 @@
-"""Decisions about retry, blame and bounds: functions from values to values. Clock and randomness are arguments.
+"""Decisions about retry, blame and bounds: functions from values to values.
 
-All times are milliseconds of whatever clock the caller keeps; nothing here reads one.
+Clock and randomness are arguments; all times are milliseconds of whatever clock the caller keeps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
-# Bounds ---------------------------------------------------------------------------------------------------------
+# Bounds -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def expiry_horizon_ms(bounds: Bounds, now_ms: int, quiet_until_ms: int) -> int |
     return now_ms - bounds.max_age_ms
 
 
-# Retry ----------------------------------------------------------------------------------------------------------
+# Retry ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def backoff_ms(schedule: Schedule, failures: int, chance: float) -> int:
 
 
 def schedule_of(default: Schedule, retry: object) -> Schedule:
-    """The schedule of an event that carries its own `retry`, as it was checked at acceptance; else the default."""
+    """The schedule of an event with its own `retry`, as it was checked at acceptance; else the default."""
     if not isinstance(retry, Mapping):
         return default
     backoff = retry.get("backoff")
@@ -114,7 +114,7 @@ def schedule_of(default: Schedule, retry: object) -> Schedule:
     )
 
 
-# Blame ----------------------------------------------------------------------------------------------------------
+# Blame ------------------------------------------------------------------------------------------------------
 
 _FREE_VERDICTS = 3
 _REFUSAL_INTERVAL_MS = (1_000, 10 * MINUTE_MS)
@@ -123,10 +123,10 @@ _OTHER_INTERVAL_MS = (10 * MINUTE_MS, DAY_MS)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The blame budget of one path: dead letters in a row with nothing accepted between, and the last one's time.
+    """The blame budget of one path: dead letters with nothing accepted between, and the last one's time.
 
-    `in_a_row` of them are free up to three; after that each further verdict waits for its interval: 1 s doubling
-    to 10 min for refusals, 10 min doubling to 24 h for the others.
+    Three in a row are free; after that each further verdict waits for its interval: 1 s doubling to 10 min
+    for refusals, 10 min doubling to 24 h for the others.
     """
 
     in_a_row: int = 0

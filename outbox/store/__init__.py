@@ -1,0 +1,1 @@
+"""The files: the only place with SQL, and with the locks between processes."""

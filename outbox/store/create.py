@@ -1,4 +1,4 @@
-"""How an outbox file is made: whole under another name, then given its own, so that nobody ever opens half of one."""
+"""How an outbox file is made: whole under another name, then given its own, so nobody opens half of one."""
 
 from __future__ import annotations
 

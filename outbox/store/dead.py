@@ -58,8 +58,8 @@ def _delete(box: OutboxFile, seq: int) -> None:
 def replay(box: OutboxFile, seq: int, now_ms: int) -> int:
     """Put a dead letter at the tail as it was, with its key, its time and its progress; returns its new seq.
 
-    The event starts afresh: no attempts, no history. Durable when this returns. Raises UsageError when there is
-    no such dead letter, or its stored text is damaged.
+    The event starts afresh: no attempts, no history. Durable when this returns. Raises UsageError when there
+    is no such dead letter, or its stored text is damaged.
     """
     with box.transaction(durable=True):
         kind, key, wire, shape, occurred_at_ms, digest, dedupe_key, extra, reason, progress = _letter(
@@ -67,7 +67,7 @@ def replay(box: OutboxFile, seq: int, now_ms: int) -> int:
         )
         if reason == Reason.DAMAGED:
             raise UsageError(
-                f"The stored text of dead letter {seq:,} of {box.agent!r} is damaged and cannot be sent as it is. "
+                f"The stored text of dead letter {seq:,} of {box.agent!r} is damaged and cannot be sent so. "
                 "Nothing was changed. Enqueue the event anew, and discard this one."
             )
         move(State.DEAD, Act.REPLAY)
@@ -91,7 +91,7 @@ def discard(box: OutboxFile, seq: int, now_ms: int) -> None:
         box.run(sql.DELETE_DEAD, seq)
         box.run(sql.COUNT_BURIED, -1, -len(wire))
         box.run(sql.ADD_TOTAL, "discarded", 1)
-        remember(box, key, seq, kind, digest, move(State.DEAD, Act.DISCARD), now_ms)
+        remember(box, [(key, seq, kind, digest, str(move(State.DEAD, Act.DISCARD)), now_ms, None)])
 
 
 def _letter(box: OutboxFile, seq: int) -> tuple[Any, ...]:

@@ -76,7 +76,7 @@ class StateDirectory:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder and those above it that are missing, so that a power cut does not take them away again."""
+    """Make a folder and those above it that are missing, so that they survive a power cut."""
     if folder.is_dir():
         return
     _make_private(folder.parent)

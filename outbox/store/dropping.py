@@ -12,7 +12,7 @@ from outbox.gap import GAP_KIND, Gap, Lost, decode, widen
 from outbox.outcome import Act, State, move
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
-from outbox.store.receipts import remember, remember_many
+from outbox.store.receipts import remember
 
 Log = Callable[[str, dict[str, Any]], None]
 
@@ -47,7 +47,7 @@ def drop_waiting(
     seq, kind, key, digest, size, occurred_at_ms, accepted_at_ms = row
     if accepted_before_ms is not None and accepted_at_ms >= accepted_before_ms:
         return None
-    remember(box, key, seq, kind, digest, move(State.WAITING, Act.DROP), now_ms)
+    remember(box, [(key, seq, kind, digest, str(move(State.WAITING, Act.DROP)), now_ms, None)])
     box.run(sql.DELETE_EVENT, seq)
     box.run(sql.DELETE_TRIES, seq)
     box.run(sql.COUNT_SETTLED, 1, size, 0)
@@ -65,7 +65,7 @@ def drop_dead(box: OutboxFile, count: int, reason: str, now_ms: int) -> int:
     freed: int = sum(size for *_, size in rows)
     box.run(sql.COUNT_BURIED, -len(rows), -freed)
     box.run(sql.ADD_TOTAL, f"dropped_dead:{reason}", len(rows))
-    remember_many(box, [(key, seq, kind, digest, state, now_ms, None) for seq, kind, key, digest, _ in rows])
+    remember(box, [(key, seq, kind, digest, state, now_ms, None) for seq, kind, key, digest, _ in rows])
     return freed
 
 
@@ -102,7 +102,7 @@ def expire(
 def _tell(box: OutboxFile, open_gap_seq: int | None, lost: Lost, reason: str, now_ms: int) -> int:
     """Widen the open gap, or open one, so that it stands where the first lost event was; returns its seq.
 
-    An open gap whose row is damaged is left to the sender, which sets it aside: a new one tells what comes now.
+    An open gap whose row is damaged is left to the sender, which sets it aside: a new one tells what comes.
     """
     row = None if open_gap_seq is None else box.maybe(sql.READ_GAP, open_gap_seq)
     if row is None or _checksum(box, open_gap_seq, *row[:3]) != row[3]:

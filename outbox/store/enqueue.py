@@ -24,9 +24,9 @@ from outbox.store.receipts import remember
 class Receipt:
     """What a producer gets once its event is on disk.
 
-    `state` is "waiting", or for a duplicate where the first one is by now: waiting, in_flight, delivered, dead,
-    tool_error, replaced, dropped or discarded. An event that a later one of the same call replaced, or that the
-    bounds of a small outbox dropped for one, says so too.
+    `state` is "waiting", or for a duplicate where the first one is by now: waiting, in_flight, delivered,
+    dead, tool_error, replaced, dropped or discarded. An event that a later one of the same call replaced, or
+    that a bound dropped for one, says so too.
     """
 
     seq: int
@@ -135,7 +135,7 @@ _ACCEPTED = str(move(State.NEW, Act.ENQUEUE))
 
 
 def _extra(event: Accepted) -> str | None:
-    """What else belongs to the event, as JSON; None when there is nothing. What is JSON already is joined as text."""
+    """What else belongs to the event, as JSON, or None. What is JSON already is joined as text."""
     parts: list[str] = []
     if event.tool is not None:
         parts.append(f'"tool":{quoted(event.tool)}')
@@ -157,7 +157,7 @@ def _extra(event: Accepted) -> str | None:
 
 
 def _known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | UsageError | None:
-    """The receipt of the first event with this key, where one is remembered; a refusal when it was another one."""
+    """The receipt of the first event with this key, if it is remembered; a refusal if it was another."""
     if row := box.maybe(sql.FIND_WAITING_KEY, event.key):
         seq, kind, digest = row
         state = State.IN_FLIGHT if seq <= claimed_through else State.WAITING
@@ -213,7 +213,7 @@ def _in_flight(box: OutboxFile, book: _Book) -> Fill:
 def _coalesce(box: OutboxFile, book: _Book, replaced: list[tuple[Any, ...]], now_ms: int) -> None:
     for seq, kind, key, digest, size in replaced:
         state = move(State.WAITING, Act.COALESCE)
-        remember(box, key, seq, kind, digest, state, now_ms)
+        remember(box, [(key, seq, kind, digest, str(state), now_ms, None)])
         box.run(sql.DELETE_EVENT, seq)
         box.run(sql.DELETE_TRIES, seq)
         box.run(sql.COUNT_SETTLED, 1, size, 0)
@@ -240,8 +240,8 @@ def _make_room(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> No
 def _full(box: OutboxFile, book: _Book, size: int) -> StoreFull:
     return StoreFull(
         f"The outbox of {box.agent!r} is full ({book.waiting:,} events and {book.dead:,} dead letters, "
-        f"{book.waiting_bytes + book.dead_bytes:,} bytes; this event has {size:,}). Not taken; what waits is kept. "
-        "Raise bounds.max_events or bounds.max_bytes, or let it drain: outbox status"
+        f"{book.waiting_bytes + book.dead_bytes:,} bytes; this event has {size:,}). Not taken; what waits is "
+        "kept. Raise bounds.max_events or bounds.max_bytes, or let it drain: outbox status"
     )
 
 
@@ -253,6 +253,7 @@ def _refuse_on_full_disk(box: OutboxFile) -> None:
     free = disk.f_bavail * disk.f_frsize
     if free < least:
         raise StoreFull(
-            f"Only {free:,} bytes are free below {str(box.state.path)!r}; {least:,} are to stay free. Not taken; "
-            "what waits is kept and goes on being delivered. Make space, or lower bounds.min_free_disk_bytes."
+            f"Only {free:,} bytes are free below {str(box.state.path)!r}; {least:,} are to stay so. Not "
+            "taken; what waits is kept and goes on being delivered. Make space, or lower "
+            "bounds.min_free_disk_bytes."
         )

@@ -24,7 +24,7 @@ def store_error(error: Fault, path: Path) -> StoreError:
             )
         case apsw.FullError():
             return _full(name)
-        case apsw.IOError() if apsw.SQLITE_IOERR_SHMSIZE == getattr(error, "extendedresult", None):
+        case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
             return _full(name)
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError() | UnicodeDecodeError():
             return StoreDamaged(

@@ -64,8 +64,9 @@ class DeadLetter:
 def read_status(box: OutboxFile) -> OutboxStatus:
     """The counters of an outbox, its head, and why it waits: all of one moment."""
     with box.snapshot():
-        (agent, stream, waiting, waiting_bytes, dead, dead_bytes, accepted, delivered, dropped, claimed_through,
-         paused_at_ms, reason, since_ms, next_ms, detail) = box.one(sql.READ_OUTBOX)  # fmt: skip
+        row = box.one(sql.READ_OUTBOX)
+        (agent, stream, waiting, waiting_bytes, dead, dead_bytes, accepted, delivered, dropped,
+         claimed_through, paused_at_ms, reason, since_ms, next_ms, detail) = row  # fmt: skip
         in_flight = box.one(sql.IN_FLIGHT_FILL, claimed_through)[0] if claimed_through else 0
         head = _head(box)
     blocked = Blocked(reason, since_ms, next_ms, detail or "") if reason else None

@@ -1,4 +1,4 @@
-"""Locks between processes: open-file-description byte-range locks in STATE/owners.lock (fcntl(2), F_OFD_SETLK).
+"""Locks between processes: open-file-description locks on bytes of STATE/owners.lock (fcntl(2), F_OFD_SETLK).
 
 One descriptor serves every lock of a state directory, however many agents there are. A lock ends with the
 process that holds it, whatever ended the process. Which byte means what is decided here.
@@ -44,6 +44,9 @@ class OwnersLock:
     def __init__(self, path: Path) -> None:
         """Open (or make, mode 0600) the lock file; raises StoreError."""
         self._fd = -1
+        self._mutex = threading.RLock()
+        self._exclusive: set[int] = set()
+        self._shared: dict[int, int] = {}
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -51,9 +54,6 @@ class OwnersLock:
                 f"The lock file {str(path)!r} cannot be opened: {error.strerror}. Nothing was stored. "
                 "Give the state directory's owner leave to write there."
             ) from error
-        self._mutex = threading.RLock()
-        self._exclusive: set[int] = set()
-        self._shared: dict[int, int] = {}
 
     def try_exclusive(self, byte: int) -> bool:
         """Take the byte; False when another process or another holder in this one has it."""
@@ -74,7 +74,7 @@ class OwnersLock:
                 _holders.discard(self)
 
     def take_shared(self, byte: int, timeout_s: float) -> bool:
-        """Hold the byte together with others; False when someone had it exclusively for all of `timeout_s`."""
+        """Hold the byte together with others; False when one had it exclusively for all of `timeout_s`."""
         if self._try_shared(byte):
             return True
         end = time.monotonic() + timeout_s
@@ -114,7 +114,7 @@ class OwnersLock:
     def is_at(self, path: Path) -> bool:
         """Whether `path` still names the lock file that is open."""
         try:
-            return os.path.samestat(os.fstat(self._fd), os.stat(path))
+            return os.path.samestat(os.fstat(self._fd), path.stat())
         except OSError:
             return False
 
@@ -123,6 +123,8 @@ class OwnersLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._exclusive.clear()
+            self._shared.clear()
 
     def __del__(self) -> None:
         self.close()

@@ -15,6 +15,11 @@ from outbox.store.row import sender_row
 from outbox.store.sending import write_blocked
 
 
+def is_paused(box: OutboxFile) -> bool:
+    """Whether a person paused this outbox."""
+    return box.one(sql.READ_PAUSED)[0] is not None
+
+
 def pause(box: OutboxFile, now_ms: int) -> None:
     """Nothing is sent from this outbox any more; what is in flight ends, and events are still accepted."""
     with box.transaction(durable=True):

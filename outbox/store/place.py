@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.errors import StoreHeld
+from outbox.errors import StoreError, StoreFull, StoreHeld
 from outbox.store.directory import StateDirectory
 from outbox.store.locks import DAEMON_BYTE, owners_lock
 
@@ -37,12 +39,15 @@ def running_daemon(state: StateDirectory) -> RunningDaemon | None:
     try:
         raw = json.loads(state.daemon_file.read_text("utf-8"))
         return RunningDaemon(raw["pid"], raw["version"], raw["startedAtMs"], Path(raw["socket"]))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return RunningDaemon(0, "", 0, default_socket(state))
 
 
 def take_place(state: StateDirectory, version: str, socket: Path, now_ms: int) -> None:
-    """Become the one daemon; raises StoreHeld, naming the other one, when there is one."""
+    """Become the one daemon; raises StoreHeld, naming the other one, when there is one.
+
+    On a full disk the daemon's file may be missing: it is known to run then, and asked at its usual socket.
+    """
     if not owners_lock(state.path).try_exclusive(DAEMON_BYTE):
         other = running_daemon(state)
         who = f"pid {other.pid}" if other and other.pid else "another process"
@@ -50,10 +55,9 @@ def take_place(state: StateDirectory, version: str, socket: Path, now_ms: int) -
             f"Another daemon serves this state directory: {who} ({state.path}). Nothing was changed. "
             "To replace it: outbox stop, or systemctl restart outbox."
         )
-    write_private(
-        state.daemon_file,
-        json.dumps({"pid": os.getpid(), "version": version, "startedAtMs": now_ms, "socket": str(socket)}),
-    )
+    raw = {"pid": os.getpid(), "version": version, "startedAtMs": now_ms, "socket": str(socket)}
+    with contextlib.suppress(StoreError):
+        write_private(state.daemon_file, json.dumps(raw))
 
 
 def leave_place(state: StateDirectory) -> None:
@@ -63,9 +67,18 @@ def leave_place(state: StateDirectory) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a small file as a whole, mode 0600."""
+    """Replace a small file as a whole, mode 0600; raises StoreFull or StoreError, and the old one stays."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-    draft.replace(path)
+    try:
+        fd = os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
+        raise kind(
+            f"The file {path.name} cannot be written: {error.strerror}. The old one stays; events are not "
+            f"affected. Make space below {str(path.parent)!r}, or give its owner leave to write there."
+        ) from error

@@ -17,33 +17,22 @@ _ROW_BYTES = (
 _FORGOTTEN_AT_ONCE = 500
 
 
-def remember(
-    box: OutboxFile,
-    key: str,
-    seq: int,
-    kind: str,
-    digest: bytes,
-    state: str,
-    now_ms: int,
-    result: str | None = None,
-) -> None:
-    """Keep what became of a key; inside a transaction."""
-    remember_many(box, [(key, seq, kind, digest, str(state), now_ms, result)])
+def remember(box: OutboxFile, rows: Sequence[Memory]) -> None:
+    """Keep what became of these keys; inside a transaction.
 
-
-def remember_many(box: OutboxFile, rows: Sequence[Memory]) -> None:
-    """The same for a settled group. Beyond the window's bytes, as many old ones go as new ones come, and more."""
+    Beyond the window's bytes, twice as many old ones go as new ones come.
+    """
     if not rows:
         return
     box.run_many(sql.PUT_RECEIPT, list(rows))
     box.run(sql.COUNT_RECEIPTS, sum(_size_bytes(row[0], row[6]) for row in rows))
     kept_bytes: int = box.one(sql.READ_RECEIPT_BYTES)[0]
     if kept_bytes > box.bounds.receipt_max_bytes:
-        _forget(box, box.bounds.receipt_max_bytes, kept_bytes, horizon_ms=None, most=2 * len(rows) + 8)
+        _forget(box, box.bounds.receipt_max_bytes, kept_bytes, horizon_ms=None, most=2 * len(rows))
 
 
 def forget_old(box: OutboxFile, bounds: Bounds, now_ms: int) -> int:
-    """Drop receipts beyond the window (at most 500 at a time); returns how many. Makes its own transaction."""
+    """Drop receipts beyond the window (at most 500 at a time), in a transaction of its own; how many went."""
     horizon_ms = now_ms - bounds.receipt_window_ms
     oldest = box.maybe(sql.OLDEST_RECEIPTS, 1)
     kept_bytes = box.one(sql.READ_RECEIPT_BYTES)[0]

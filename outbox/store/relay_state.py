@@ -1,4 +1,4 @@
-"""STATE/relay.sqlite: what is known of the relay, kept over restarts and shared with a flush that has no daemon.
+"""STATE/relay.sqlite: what is known of the relay, kept over restarts and shared with every flush.
 
 Facts are small JSON objects by name; losing the file costs time, never an event.
 """
@@ -10,47 +10,51 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import apsw
 
+_BUSY_TIMEOUT_MS = 2_000
+_UNREADABLE = (apsw.NotADBError, apsw.CorruptError, apsw.FormatError)
+_CREATE = "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
+_READ = "SELECT CAST(name AS BLOB), CAST(value AS BLOB) FROM facts"
+_PUT = "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_DELETE = "DELETE FROM facts WHERE name = ?"
+
 
 class RelayState:
-    """Named facts on disk. A file that cannot be used is put aside, and knowledge starts afresh."""
+    """Named facts on disk.
+
+    A file that cannot be read is put aside under another name, and knowledge starts afresh. Where no file can
+    be used (a full disk, a lock, no leave to write) facts live as long as the process: nobody waits for it.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or make the file (mode 0600)."""
         self._mutex = threading.Lock()
         try:
             self._db = _open(path)
-        except apsw.Error:
-            aside = path.with_name(f"{path.name}.unreadable")
-            with contextlib.suppress(FileNotFoundError):
-                path.replace(aside)
-            for side in ("-wal", "-shm"):
-                path.with_name(path.name + side).unlink(missing_ok=True)
+        except _UNREADABLE:
+            _put_aside(path)
             self._db = _open(path)
+        except (apsw.Error, OSError):
+            self._db = _prepared(apsw.Connection(":memory:"))
 
     def read(self) -> dict[str, Any]:
-        """Every fact."""
+        """Every fact; one that cannot be read is left out."""
         with self._mutex:
-            return {
-                name: json.loads(text) for name, text in self._db.execute("SELECT name, value FROM facts")
-            }
+            return _facts(self._db)
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Keep these facts; None removes one. A full disk or a lock is no reason to stop sending."""
-        with self._mutex, contextlib.suppress(apsw.BusyError, apsw.FullError, apsw.IOError), self._db:
+        """Keep these facts; None removes one. Trouble with the file is no reason to stop sending."""
+        with self._mutex, contextlib.suppress(apsw.Error), self._db:
             for name, value in facts.items():
                 if value is None:
-                    self._db.execute("DELETE FROM facts WHERE name = ?", (name,))
+                    self._db.execute(_DELETE, (name,))
                 else:
-                    self._db.execute(
-                        "INSERT INTO facts (name, value) VALUES (?, ?) "
-                        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                        (name, json.dumps(value, separators=(",", ":"))),
-                    )
+                    self._db.execute(_PUT, (name, json.dumps(value, separators=(",", ":"))))
 
     def close(self) -> None:
         """Close the file."""
@@ -58,24 +62,8 @@ class RelayState:
             self._db.close()
 
 
-def _open(path: Path) -> apsw.Connection:
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
-        connection.set_busy_timeout(2_000)
-        connection.execute("PRAGMA journal_mode=WAL").fetchall()
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
-        )
-    except apsw.Error:
-        connection.close()
-        raise
-    return connection
-
-
 def read_facts(path: Path) -> dict[str, Any]:
-    """The facts of a state directory without making anything; empty when there are none or they are unreadable."""
+    """The facts of a state directory; empty when there are none. Nothing is made, and nothing left behind."""
     if not path.exists():
         return {}
     try:
@@ -83,9 +71,48 @@ def read_facts(path: Path) -> dict[str, Any]:
     except apsw.Error:
         return {}
     try:
-        connection.set_busy_timeout(2_000)
-        return {name: json.loads(text) for name, text in connection.execute("SELECT name, value FROM facts")}
+        connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+        return _facts(connection)
     except apsw.Error:
         return {}
     finally:
         connection.close()
+
+
+def _open(path: Path) -> apsw.Connection:
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    return _prepared(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
+
+
+def _prepared(connection: apsw.Connection) -> apsw.Connection:
+    """Ready for use, and readable from its first page to its last."""
+    try:
+        connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
+        connection.pragma("journal_mode", "WAL")
+        connection.pragma("synchronous", "NORMAL")
+        connection.execute(_CREATE)
+        _facts(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _facts(connection: apsw.Connection) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for name, text in connection.execute(_READ):
+        with contextlib.suppress(ValueError):
+            facts[name.decode()] = json.loads(text)
+    return facts
+
+
+def _put_aside(path: Path) -> None:
+    """Give the file and its side files a name that no other has."""
+    aside = next(
+        name
+        for number in count(1)
+        if not os.path.lexists(name := path.with_name(f"{path.name}.unreadable-{number}"))
+    )
+    for side in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + side).replace(aside.with_name(aside.name + side))

@@ -12,6 +12,7 @@ from outbox.outcome import Trouble
 
 _SHAPES = frozenset(("object", "value", "batch", "tool", "archive", "gap"))
 _HISTORY_LENGTH = 20
+_UNSOUND = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def _damaged(raw: tuple[Any, ...]) -> Row:
     return Row(
         seq, readable(kind), _own_key(key, seq), wire if isinstance(wire, bytes) else b"", readable(shape),
         _number(occurred_at_ms), _number(accepted_at_ms), digest if isinstance(digest, bytes) else b"",
-        read_object(extra), False, _number(sends), _number(attempts), _number(crashes),
+        read_object(extra), _UNSOUND, _number(sends), _number(attempts), _number(crashes),
         None if first_try_at_ms is None else _number(first_try_at_ms),
         json.dumps(read_history(history)), None,
     )  # fmt: skip

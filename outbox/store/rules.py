@@ -1,4 +1,4 @@
-"""The rules that a producer follows, as they stand in the outbox file: limits of an event, bounds of the outbox."""
+"""The rules that producers follow, as they stand in the outbox file: limits of events, bounds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def encode_rules(limits: Limits, bounds: Bounds) -> str:
 def decode_rules(text: str) -> tuple[Limits, Bounds]:
     """The opposite of `encode_rules`.
 
-    Another release may have written them: unknown names are passed over, missing ones have their default. A text
-    that cannot be read at all counts as no rules; the daemon writes them anew when it starts.
+    Another release may have written them: unknown names are passed over, missing ones have their default. A
+    text that cannot be read at all counts as no rules; the daemon writes them anew when it starts.
     """
     try:
         rules = json.loads(text)

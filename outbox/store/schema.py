@@ -1,6 +1,6 @@
-"""The schema of an outbox file, its versions, and the steps between them. SQL that reads or changes rows of a
-running outbox stands in statements.py; SQL that makes or migrates files stands here.
+"""The schema of an outbox file, its versions, and the steps between them.
 
+SQL that reads or changes rows of a running outbox stands in statements.py; what makes or migrates them, here.
 A release that changes the schema adds one entry to MIGRATIONS and leaves the older ones alone.
 """
 

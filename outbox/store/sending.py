@@ -1,7 +1,7 @@
 """What a sender does with an outbox: claim a head run, settle it, recover the claim of a sender that died.
 
-A claim is a range: every event up to `claimed_through`, under a generation. A settlement carries the generation;
-a sender that lost its claim changes nothing.
+A claim is a range: every event up to `claimed_through`, under a generation. A settlement carries the
+generation; a sender that lost its claim changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outbox.outcome import Ack, Act, Blocked, Bury, Reason, Release, Settlement,
 from outbox.store import statements as sql
 from outbox.store.dead import bury_row
 from outbox.store.file import OutboxFile
-from outbox.store.receipts import remember_many
+from outbox.store.receipts import remember
 from outbox.store.row import Row, longer_history, sender_row, storable
 from outbox.wire_text import Stamp, make_wire
 
@@ -49,10 +49,10 @@ def claim(
     now_ms: int,  # noqa: ARG001 - every act of a sender is given its moment; nothing is written with it yet
     most: int = 1_000,
 ) -> Claim | None:
-    """Claim the head run that `choose` takes from the rows in order (at most `most`); None when it takes none.
+    """Claim the head run that `choose` takes from the rows in order (at most `most`); None if it takes none.
 
-    An unsafe claim is on disk (FULL) when this returns: no byte of the request has left before. A gap in the run
-    stops growing and gets its wire text. Raises StoreHeld while another claim is out.
+    An unsafe claim is on disk (FULL) when this returns: no byte of the request has left before. A gap in the
+    run stops growing and gets its wire text. Raises StoreHeld while another claim is out.
     """
     with box.transaction(durable=unsafe):
         generation, claimed_through, _, open_gap_seq = box.one(sql.READ_CLAIM)
@@ -92,9 +92,9 @@ def settle(
     now_ms: int,
     blocked: Blocked | None = None,
 ) -> None:
-    """Apply what became of a claim, in one transaction (NORMAL: a lost one is only a repeat with the same key).
+    """Apply what became of a claim, in one transaction (NORMAL: if lost, it is a repeat with the same key).
 
-    A row of the claim without a settlement waits again as it was. A claim that was settled before is left alone.
+    A row of the claim without a settlement waits again as it was. A claim settled before is left alone.
     Raises StoreHeld when another sender has taken over since (nothing is changed then).
     """
     rows = {row.seq: row for row in taken.rows}
@@ -123,7 +123,7 @@ def _acknowledge(box: OutboxFile, acks: list[tuple[Row, Ack]], now_ms: int) -> N
     box.run_many(sql.DELETE_EVENT, [(row.seq,) for row, _ in acks])
     box.run_many(sql.DELETE_TRIES, [(row.seq,) for row, _ in acks if row.first_try_at_ms is not None])
     events = [(row, ack) for row, ack in acks if row.kind != GAP_KIND]
-    remember_many(
+    remember(
         box,
         [
             (
@@ -158,7 +158,7 @@ def _release(box: OutboxFile, row: Row, release: Release, now_ms: int) -> None:
 
 
 def recover(box: OutboxFile, *, now_ms: int) -> list[int]:
-    """Take over what a dead sender left in flight; returns the seqs of unsafe events that are now dead letters.
+    """Take over what a dead sender left in flight; returns the seqs of unsafe events, now dead letters.
 
     Every claimed row counts one crash; from the third on each counts as an attempt. A row of an unsafe claim
     has an unknown outcome and is never sent again by itself.
@@ -203,6 +203,12 @@ def write_blocked(box: OutboxFile, blocked: Blocked | None) -> None:
     else:
         detail = storable(blocked.detail)
         box.run(sql.SET_BLOCKED, blocked.reason, blocked.since_ms, blocked.next_try_at_ms, detail)
+
+
+def clear_blocked(box: OutboxFile) -> None:
+    """Nothing stands in the way any more; writes only when something did."""
+    if box.maybe(sql.IS_BLOCKED):
+        note_blocked(box, None)
 
 
 def note_blocked(box: OutboxFile, blocked: Blocked | None) -> None:

@@ -44,6 +44,8 @@ READ_CLAIM = "SELECT generation, claimed_through, claim_unsafe, open_gap_seq FRO
 
 SET_BLOCKED = """
 UPDATE outbox SET blocked_reason = ?, blocked_since_ms = ?, blocked_next_ms = ?, blocked_detail = ?"""
+READ_PAUSED = "SELECT paused_at_ms FROM outbox"
+IS_BLOCKED = "SELECT 1 FROM outbox WHERE blocked_reason IS NOT NULL"
 SET_PAUSED = "UPDATE outbox SET paused_at_ms = ?"
 SET_OPEN_GAP = "UPDATE outbox SET open_gap_seq = ?"
 
@@ -75,8 +77,8 @@ SELECT key, occurred_at_ms, CAST(wire_payload AS BLOB), checksum FROM events
 WHERE seq = ? AND kind = 'outbox-gap'"""
 CHANGE_GAP = "UPDATE events SET seq = ?, wire_payload = ?, checksum = ? WHERE seq = ?"
 
-# The head of the queue, in order, with what the sender remembers of each row. Texts come as bytes: one that is no
-# UTF-8 any more must not stop the reading.
+# The head of the queue, in order, with what the sender remembers of each row. Texts come as bytes: one that
+# is no UTF-8 any more must not stop the reading.
 _SENDER_ROW = """
 SELECT e.seq, CAST(e.kind AS BLOB), CAST(e.key AS BLOB), CAST(e.wire_payload AS BLOB), CAST(e.shape AS BLOB),
        e.occurred_at_ms, e.accepted_at_ms, e.digest, CAST(e.extra AS BLOB), e.checksum,
@@ -110,9 +112,9 @@ DELETE_TRIES = "DELETE FROM tries WHERE seq = ?"
 
 # The wire text goes over as it is; of the rest what could be read.
 BURY_EVENT = """
-INSERT INTO dead (seq, kind, key, wire_payload, shape, occurred_at_ms, accepted_at_ms, digest, dedupe_key, extra,
-                  checksum, reason, status, code, detail, answer, path, sends, attempts, first_try_at_ms,
-                  history, progress, failed_at_ms)
+INSERT INTO dead (seq, kind, key, wire_payload, shape, occurred_at_ms, accepted_at_ms, digest, dedupe_key,
+                  extra, checksum, reason, status, code, detail, answer, path, sends, attempts,
+                  first_try_at_ms, history, progress, failed_at_ms)
 SELECT seq, ?, ?, coalesce(CAST(wire_payload AS BLOB), x''), ?, ?, ?, ?, dedupe_key, ?,
        checksum, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 FROM events WHERE seq = ?"""
@@ -122,7 +124,8 @@ DEAD_LETTER = """
 SELECT kind, key, wire_payload, shape, occurred_at_ms, digest, dedupe_key, extra, reason, progress
 FROM dead WHERE seq = ?"""
 LIST_DEAD = """
-SELECT seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms FROM dead ORDER BY seq"""
+SELECT seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms
+FROM dead ORDER BY seq"""
 
 # Keys and totals --------------------------------------------------------------------------------------------
 

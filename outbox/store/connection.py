@@ -1,0 +1,262 @@
+"""The connection to one outbox file: whose turn it is, what a transaction is, what a fork leaves of it.
+
+What stands in the file is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet
+
+import apsw
+
+from outbox.errors import StoreBusy, StoreClosed, StoreDamaged
+from outbox.store.faults import FAULTS, store_error
+from outbox.store.locks import OwnersLock, lifecycle_byte
+
+Inode = tuple[int, int]
+
+
+class Connection:
+    """Reads and transactions of one file. Threads may share it; transactions take turns.
+
+    Every write transaction holds the file's lifecycle byte shared, and begins only while the path still names
+    the open file: whoever replaces the file holds that byte exclusively.
+    """
+
+    def __init__(
+        self, path: Path, db: apsw.Connection, locks: OwnersLock, inode: Inode | None, busy_timeout_ms: int
+    ) -> None:
+        """Take over an open database; `inode` is that of the file which was opened."""
+        self.path = path
+        self.db = db
+        self.locks = locks
+        self.mutex = threading.RLock()
+        self.in_transaction = False
+        self.execute = db.cursor().execute  # for statements without rows, inside a transaction
+        self._name = str(path)
+        self._inode = inode
+        self._busy_timeout_ms = busy_timeout_ms
+        self._lifecycle = lifecycle_byte(path.name)
+        self._holds_file = False
+        self._synchronous = ""
+        self._closed = False
+        self._abandoned = False  # by a fork: the database is the parent's
+        self._durable = Transaction(self, "BEGIN IMMEDIATE", "FULL")
+        self._light = Transaction(self, "BEGIN IMMEDIATE", "NORMAL")
+        self._snapshot = Transaction(self, "BEGIN", "")
+        _connections.add(self)
+
+    # Reading -----------------------------------------------------------------------------------------------
+
+    def rows(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        """All rows of a statement, outside or inside a transaction; raises StoreError."""
+        with self.mutex:
+            self.require_open()
+            try:
+                return self.db.execute(sql, args).fetchall()
+            except FAULTS as error:
+                raise store_error(error, self.path) from error
+
+    def one(self, sql: str, *args: Any) -> tuple[Any, ...]:
+        """The only row of a statement; raises StoreDamaged when there is none."""
+        row = self.maybe(sql, *args)
+        if row is None:
+            raise StoreDamaged(f"The file {self.path.name} lacks its own row. Run: outbox doctor")
+        return row
+
+    def maybe(self, sql: str, *args: Any) -> tuple[Any, ...] | None:
+        """The first row of a statement, or None."""
+        rows = self.rows(sql, *args)
+        return rows[0] if rows else None
+
+    def each(self, sql: str, *args: Any) -> Generator[tuple[Any, ...], None, None]:
+        """The rows of a statement one by one; inside a transaction, and read to its end or closed in it."""
+        cursor = self.db.execute(sql, args)
+        try:
+            yield from cursor
+        finally:
+            cursor.close(force=True)
+
+    def snapshot(self) -> Transaction:
+        """Several statements that read the same state of the file."""
+        return self._snapshot
+
+    # Writing -----------------------------------------------------------------------------------------------
+
+    def transaction(self, *, durable: bool) -> Transaction:
+        """One write transaction: all of it or nothing.
+
+        `durable` commits with `synchronous=FULL` (it survives a power cut), otherwise with NORMAL (it
+        survives a crash, and a later durable commit covers it; sqlite.org/pragma.html#pragma_synchronous).
+
+        Entering raises StoreBusy after the busy timeout, and StoreClosed when another file stands in the
+        place of the open one; leaving raises StoreFull, StoreDamaged or StoreError when nothing was stored.
+        """
+        return self._durable if durable else self._light
+
+    def run(self, sql: str, *args: Any) -> None:
+        """Run a statement inside a transaction."""
+        self.execute(sql, args)
+
+    def run_many(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run a statement for each row, inside a transaction."""
+        if rows:
+            self.db.executemany(sql, rows)
+
+    def checkpoint(self, mode: int) -> None:
+        """Copy the log into the file as far as nobody is in the way; the rest is left to a later commit.
+
+        After a passive one the next commit writes the log anew from its start: a full disk then takes it.
+        """
+        with self.mutex:
+            if self.closed:
+                return
+            self.db.set_busy_timeout(0)
+            with contextlib.suppress(apsw.Error):
+                self.db.wal_checkpoint(mode=mode)
+            self.db.set_busy_timeout(self._busy_timeout_ms)
+
+    # For transactions --------------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Raise StoreClosed after `close`, and in a forked child."""
+        if self._closed or self._abandoned:
+            raise StoreClosed(f"The outbox {self.path.name} is closed. Nothing was stored.")
+
+    def take_file(self, synchronous: str) -> None:
+        """Make sure that the path names the open file, and goes on doing so until `leave`."""
+        if not self.locks.take_shared(self._lifecycle, self._busy_timeout_ms / 1_000):
+            raise StoreBusy(
+                f"The file {self.path.name} is just being replaced. Nothing was stored; try again."
+            )
+        self._holds_file = True
+        if self.was_replaced:
+            raise StoreClosed(f"The file {self.path.name} was replaced; it has to be opened anew.")
+        if synchronous != self._synchronous:
+            self.db.execute(f"PRAGMA synchronous={synchronous}")
+            self._synchronous = synchronous
+
+    def leave(self) -> None:
+        """End a transaction; one that is still open here is rolled back."""
+        try:
+            if not self.closed and self.db.in_transaction:
+                with contextlib.suppress(apsw.Error):
+                    self.db.execute("ROLLBACK")
+        finally:
+            if self._holds_file:
+                self._holds_file = False
+                self.locks.give_shared(self._lifecycle)
+            self.in_transaction = False
+            self.mutex.release()
+
+    # Life --------------------------------------------------------------------------------------------------
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether the path no longer names the file that is open."""
+        return inode_of(self._name) != self._inode
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called, or a fork left the connection behind."""
+        return self._closed or self._abandoned
+
+    def close(self, *, checkpoint: bool = False) -> None:
+        """Close; a short-lived producer leaves the checkpoint, and its flushes, to the daemon."""
+        with self.mutex:
+            if self.closed:
+                return
+            self._closed = True
+            if checkpoint:
+                self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+            self.db.close()
+
+    def abandon(self) -> None:
+        """In a forked child: leave the database to the parent, for good. It must not even be closed here."""
+        if not self.closed:
+            _parents_databases.append(self.db)
+        self._abandoned = True
+        self.mutex = threading.RLock()  # a thread that only the parent has may hold the old one
+
+
+class Transaction:
+    """`with box.transaction(...)`; keeps nothing of its own, so that a commit makes no objects.
+
+    What opens it and what cleans up stand in one method, since an interrupt (Ctrl-C) may come between any two
+    calls.
+    """
+
+    __slots__ = ("_begin", "_connection", "_synchronous")
+
+    def __init__(self, connection: Connection, begin: str, synchronous: str) -> None:
+        """`synchronous` is "" for a transaction that only reads."""
+        self._connection = connection
+        self._begin = begin
+        self._synchronous = synchronous
+
+    def __enter__(self) -> None:
+        connection = self._connection
+        connection.mutex.acquire()
+        if connection.in_transaction:
+            connection.mutex.release()
+            raise StoreBusy(
+                f"The file {connection.path.name} is in the middle of a commit of this very thread (from a "
+                "signal handler?). Nothing was stored; try again when it is over."
+            )
+        try:
+            connection.in_transaction = True
+            connection.require_open()
+            if self._synchronous:
+                connection.take_file(self._synchronous)
+            connection.execute(self._begin)
+        except BaseException as error:
+            connection.leave()
+            if isinstance(error, FAULTS):
+                raise store_error(error, connection.path) from error
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection = self._connection
+        try:
+            if error is None:
+                connection.execute("COMMIT")
+        except FAULTS as failed:
+            error = failed
+        finally:
+            connection.leave()
+        if isinstance(error, FAULTS):
+            if isinstance(error, apsw.FullError):
+                connection.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+            raise store_error(error, connection.path) from error
+
+
+def inode_of(name: str) -> Inode | None:
+    """Which file a path names now; None when there is none."""
+    try:
+        status = os.stat(name)  # noqa: PTH116 - once a commit: a Path would cost as much as the call itself
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+# A child must not use its parent's connections, nor close them (sqlite.org/howtocorrupt.html, 2.7).
+_connections: WeakSet[Connection] = WeakSet()
+_parents_databases: list[apsw.Connection] = []
+
+
+def _abandon_after_fork() -> None:
+    for connection in list(_connections):
+        connection.abandon()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_after_fork)
