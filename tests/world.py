@@ -21,7 +21,7 @@ from outbox.delivery.clock import Clock
 from outbox.delivery.engine import Engine
 from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
-from outbox.delivery.pump import Delivery
+from outbox.delivery.shared import Delivery
 from outbox.setting_keys import Settings
 from outbox.settings import load
 from outbox.store.directory import StateDirectory
@@ -116,7 +116,9 @@ class Relay:
             raise httpx.ReadError("connection lost") from error
         return said if said is not None else self.accept(request)
 
-    def accept(self, request: Request, *, items: Callable[[dict], tuple[int, object] | None] = lambda m: None):
+    def accept(
+        self, request: Request, *, items: Callable[[dict], tuple[int, object] | None] = lambda m: None
+    ):
         """Store it; `items` may answer for a message of a batch in place of 201."""
         if request.path.endswith("/batch"):
             results = []
@@ -163,7 +165,13 @@ class World:
     """One state directory, its engine on a clock of ours, and a relay."""
 
     def __init__(
-        self, folder: Path, *, behave: Behaviour = lambda r: None, health=lambda: 200, seed: int = 7, **flags: object
+        self,
+        folder: Path,
+        *,
+        behave: Behaviour = lambda r: None,
+        health=lambda: 200,
+        seed: int = 7,
+        **flags: object,
     ):
         print(f"seed {seed}")
         self.clock = TestClock()
@@ -229,14 +237,20 @@ class World:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def enqueue(self, agent: str, count: int, *, kind: str = "session-message", first: int = 0, **fields: object):
+    def enqueue(
+        self, agent: str, count: int, *, kind: str = "session-message", first: int = 0, **fields: object
+    ):
         """Hand over `count` numbered events with one commit."""
         box = self.boxes.get(agent) or Outbox.open(agent, state_dir=self.folder, allow_network_fs=True)
         self.boxes[agent] = box
         payload = {"from": agent, "to": "lead", "kind": "note", "body": "x", **fields}
         events = []
         for n in range(first, first + count):
-            body = {"tool": "note_add", "arguments": {"n": n}} if kind == "mcp-tool-call" else {**payload, "n": n}
+            body = (
+                {"tool": "note_add", "arguments": {"n": n}}
+                if kind == "mcp-tool-call"
+                else {**payload, "n": n}
+            )
             events.append({"kind": kind, "payload": body})
         receipts = box.enqueue_many(events)
         self.wake()
@@ -245,7 +259,9 @@ class World:
     def wake(self) -> None:
         self.engine.wake_all(self.state.outbox_files())
 
-    def run(self, for_ms: int | None = None, *, until: Callable[[], bool] | None = None, steps: int = 2_000_000) -> None:
+    def run(
+        self, for_ms: int | None = None, *, until: Callable[[], bool] | None = None, steps: int = 2_000_000
+    ) -> None:
         """Let the engine work, and time pass when it cannot; until nothing is left to do, or the time is over."""
         end = None if for_ms is None else self.clock.now_ms + for_ms
         for _ in range(steps):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,7 +11,7 @@ from outbox.delivery.engine import Engine
 from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
 from outbox.delivery.parcel import Routes
-from outbox.delivery.pump import Delivery
+from outbox.delivery.shared import Delivery, Log, silent
 from outbox.errors import ConfigError
 from outbox.policy import Schedule
 from outbox.setting_keys import Settings
@@ -20,13 +19,6 @@ from outbox.store.directory import StateDirectory
 from outbox.store.open_files import OpenFiles
 from outbox.store.relay_state import RelayState
 from relay_client import NoToken, RelayClient, StaticToken, TokenFile, TokenSource
-
-Log = Callable[[str, dict[str, Any]], None]
-
-
-def silent(event: str, fields: dict[str, Any]) -> None:
-    """A log that nobody reads."""
-
 
 def token_source(settings: Settings) -> TokenSource:
     """Where the token comes from: a value, a file, or nowhere."""

@@ -1,7 +1,7 @@
 """The engine: lets many pumps take turns on a few threads, each when it is due, woken, or let in by the gate.
 
-`step` runs one turn in the caller's thread (tests and a flush without a daemon use it); `start` makes worker threads
-that do the same.
+`step` runs one turn in the caller's thread (tests and a flush without a daemon use it); `start` makes worker
+threads that do the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from outbox.delivery.pump import Again, AtGate, Delivery, Pump, Sleep, Turn
+from outbox.delivery.pump import Pump
+from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
 from outbox.errors import OutboxError, StoreClosed, StoreError, StoreHeld
 
 _FILE_TROUBLE_MS = 1_000

@@ -60,18 +60,24 @@ class Permit:
     path: str
     probe: bool
     path_probe: bool
-    ask_health: bool = False  # in place of the request: it is unsafe, and the relay has not shown that it works
+    ask_health: bool = (
+        False  # in place of the request: it is unsafe, and the relay has not shown that it works
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why not now. `tag` names what is waited for: "" the relay, else the path. Times are epoch milliseconds."""
+    """Why not now. `tag` names what is waited for: "" the relay, else the path. Times are epoch ms."""
 
     tag: str
     reason: str
     detail: str = ""
     since_ms: int = 0
     next_try_at_ms: int | None = None
+
+
+def _unheard(event: str, fields: dict[str, Any]) -> None:
+    """Nobody listens."""
 
 
 class Gate:
@@ -112,7 +118,7 @@ class Gate:
         self.era_known = False  # of the MCP endpoint, for this process
         self.token_from = ""  # where the token comes from, in words without it
         self._auth = self._auth_detail = ""
-        self.on_change: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
+        self.on_change: Callable[[str, dict[str, Any]], None] = _unheard
         self._load()
 
     # Leave to send -----------------------------------------------------------------------------------------
@@ -165,10 +171,10 @@ class Gate:
 
     # What came back ----------------------------------------------------------------------------------------
 
-    def accepted(self, permit: Permit, token: str, *, path: str | None = None) -> None:
+    def accepted(self, permit: Permit, token: str) -> None:
         """An event was accepted: the relay works, this path works, and its budget is whole again."""
         with self._mutex:
-            name = path or permit.path
+            name = permit.path
             facts = self._facts(name)
             self._accepts[token] += 1
             facts.accepts += 1
@@ -200,10 +206,12 @@ class Gate:
             if self._shut(self._relay, "", reason, detail, again=permit.probe):
                 self._allowed = 1
                 self._needs_proof = True
+                self.era_known = False
 
     def hold_path(self, permit: Permit, reason: str, detail: str) -> None:
         """This path is in trouble; the others are not concerned."""
         with self._mutex:
+            self.era_known = False
             valve = self._facts(permit.path).valve
             self._shut(valve, permit.path, reason, detail, again=permit.path_probe)
 
@@ -232,7 +240,7 @@ class Gate:
     # Evidence and blame ------------------------------------------------------------------------------------
 
     def accept_count(self, token: str) -> int:
-        """How many events were accepted under this token since the start; a later, larger number is evidence."""
+        """How many events were accepted under this token since the start; growth is evidence."""
         return self._accepts[token]
 
     def other_path_count(self, path: str) -> int:
@@ -248,7 +256,7 @@ class Gate:
                 self._health = (now, ask())
             return self._health[1]
 
-    def proven_by_health(self, permit: Permit) -> None:
+    def proven_by_health(self) -> None:
         """Health was answered: one unsafe event may go; it is the probe of a relay that is still closed."""
         with self._mutex:
             self._needs_proof = False
@@ -265,8 +273,8 @@ class Gate:
         with self._mutex:
             return self._facts(path).budget.in_a_row >= 3
 
-    def spend(self, path: str, reason: Reason) -> None:
-        """A dead letter was made; a path that never accepted anything is a dead end from then on."""
+    def spend(self, path: str) -> None:
+        """A dead letter was made."""
         with self._mutex:
             facts = self._facts(path)
             facts.budget = spend(facts.budget, self._clock.monotonic_ms())
@@ -415,7 +423,10 @@ class Gate:
             oldest = self._clock.wall_ms() // HOUR_MS - _KEPT_HOURS
             for token, hours in self._accept_hours.items():
                 self._accept_hours[token] = {hour: n for hour, n in hours.items() if hour >= oldest}
-            return {token: {str(hour): n for hour, n in hours.items()} for token, hours in self._accept_hours.items()}
+            return {
+                token: {str(hour): n for hour, n in hours.items()}
+                for token, hours in self._accept_hours.items()
+            }
         if name == "auth":
             return {"source": self.token_from, "state": self._auth, "detail": self._auth_detail}
         if name == "gate":
@@ -482,5 +493,5 @@ class Gate:
         valve.next_ms = self._clock.monotonic_ms()
 
     def _monotonic_of(self, wall_ms: int) -> int:
-        """Where a stored wall-clock moment lies on this process's clock; never later than now for the past."""
+        """Where a stored wall-clock moment lies on this process's clock."""
         return self._clock.monotonic_ms() + wall_ms - self._clock.wall_ms()

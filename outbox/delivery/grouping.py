@@ -1,7 +1,7 @@
 """Which events travel together, and how the guilty one of a refused group is found. Pure.
 
-Neighbouring session messages form a group. A group that was refused as a whole is split by fences: no later group
-reaches over one, so that each guilty event is alone in the end.
+Neighbouring session messages form a group. A group that was refused as a whole is split by fences: no later
+group reaches over one, so that each guilty event is alone in the end.
 """
 
 from __future__ import annotations

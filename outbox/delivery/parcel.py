@@ -9,7 +9,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outbox.event import BUILT_IN_KINDS
 from outbox.gap import GAP_KIND
 from outbox.store.row import Row
 from outbox.wire_text import wire_key
@@ -94,8 +93,9 @@ def key_of(agent: str, row: Row) -> str:
     return wire_key(row.key, agent, bool(row.extra.get("scoped")))
 
 
-def single(routes: Routes, agent: str, stream: str, row: Row) -> Parcel:
-    """An event that is one request as it stands."""
+def single(routes: Routes, agent: str, stream: str, rows: list[Row]) -> Parcel:
+    """One event that is a request as it stands."""
+    row = rows[0]
     path = routes.path_of(row)
     assert path is not None  # noqa: S101 - unknown kinds never come this far
     form = Form.TOOL if row.shape == "tool" else Form.SINGLE
@@ -110,6 +110,3 @@ def group(routes: Routes, agent: str, stream: str, rows: list[Row]) -> Parcel:
     body = b'{"messages":[' + b",".join(row.wire_payload for row in rows) + b"]}"
     origin = origin_of(agent, stream, rows[0], several=rows)
     return Parcel(Form.GROUP, routes.batch, body, None, origin, count=len(rows))
-
-
-KNOWN_KINDS = frozenset((*BUILT_IN_KINDS, GAP_KIND))

@@ -1,5 +1,4 @@
-"""Events that need several requests: a batch event and a continuation archive. What is left of one, and what the
-stored progress says. Pure.
+"""Events that need several requests, a batch event and a continuation archive: what is left of one. Pure.
 
 A batch event's progress names the messages that are stored and those that were refused; an archive's the
 generation and the number of chunks that are through. A crash resumes behind the last saved progress.

@@ -1,4 +1,4 @@
-"""What an answer means for an event and for the relay: the outcome table (docs/relay-contract.md), as a function.
+"""What an answer means for an event and the relay: the outcome table (docs/relay-contract.md), as a function.
 
 Pure: the answer was read by relay_client.classify; evidence and budget are looked up by the pump.
 """
@@ -75,8 +75,8 @@ def evidence_wanted(reading: Reading) -> Evidence:
 def judge(reading: Reading, *, unsafe: bool, works: bool) -> Verdict:
     """The verdict on an event that was sent alone (or answered by its own item result).
 
-    `works` says whether the wanted evidence is there. `unsafe` events whose outcome is unknown are buried: they
-    are never repeated by themselves.
+    `works` says whether the wanted evidence is there. `unsafe` events whose outcome is unknown are buried:
+    they are never repeated by themselves.
     """
     verdict = _judge_safe(reading, works=works)
     if unsafe and _outcome_unknown(reading):
@@ -112,9 +112,7 @@ def _judge_safe(reading: Reading, *, works: bool) -> Verdict:
                 Step.RELEASE, Effect.HOLD_PATH, Reason.NO_ENDPOINT, counts=works, hold="no_endpoint"
             )
         case Sort.NOT_A_RELAY | Sort.REDIRECTED:
-            return Verdict(
-                Step.RELEASE, Effect.HOLD_PATH if works else Effect.CLOSE, hold=str(sort)
-            )
+            return Verdict(Step.RELEASE, Effect.HOLD_PATH if works else Effect.CLOSE, hold=str(sort))
         case Sort.UNREACHABLE:
             return Verdict(Step.RELEASE, Effect.CLOSE, sent=False, hold="unreachable")
         case Sort.FAILED | Sort.LOST:

@@ -1,0 +1,79 @@
+"""The wait of one agent: its backoff, and why it waits. In memory; the file holds what people are told."""
+
+from __future__ import annotations
+
+from outbox.delivery.shared import Delivery
+from outbox.delivery.verdict import Effect, Verdict
+from outbox.outcome import Blocked
+from outbox.policy import backoff_ms
+from relay_client import Reading, Sort
+
+_FLUSH_INTERVAL_MS = 150
+_LEAST_VERDICT_WAIT_MS = 1_000
+_ASKED = "retry_after"
+
+
+class AgentWait:
+    """`until_ms` is monotonic, 0 when nothing is waited for; `blocked` is what `why` tells."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        """Nothing is in the way."""
+        self._d = delivery
+        self._failures = 0
+        self.until_ms = 0
+        self.blocked: Blocked | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the head may go now."""
+        return self._d.clock.monotonic_ms() >= self.until_ms
+
+    def end(self) -> None:
+        """The head went through."""
+        self._failures, self.until_ms, self.blocked = 0, 0, None
+
+    def new_head(self) -> None:
+        """Another event is the head: its predecessor's backoff is none of its business, a Retry-After is."""
+        if self.blocked is None or self.blocked.reason != _ASKED:
+            self._failures, self.until_ms = 0, 0
+
+    def hurry(self) -> None:
+        """A flush begins: only what the relay asked for is waited for."""
+        if self.blocked is None or self.blocked.reason != _ASKED:
+            self.until_ms = 0
+
+    def forget(self) -> None:
+        """A person wants it to go on."""
+        self._failures, self.until_ms = 0, 0
+
+    def after(self, reading: Reading, verdict: Verdict, verdict_wait_ms: int) -> bool:
+        """Take in why the head stays; True when that is news. With no wait of its own only the gate decides.
+
+        `verdict_wait_ms` is what the blame budget asks for before the event may become a dead letter.
+        """
+        asked_ms = reading.retry_after_ms
+        own = verdict.effect in {Effect.AGENT, Effect.WORKS} or verdict.counts
+        mended = reading.sort is Sort.FORBIDDEN and self._d.tokens.refresh()
+        if mended or not (own or asked_ms is not None):
+            self.until_ms, self.blocked = 0, None
+            return False
+        self._failures += 1
+        wait_ms = backoff_ms(self._d.schedule, self._failures, self._d.rng.random())
+        reason = verdict.hold or str(verdict.reason or "")
+        if verdict_wait_ms:
+            wait_ms = min(verdict_wait_ms, max(wait_ms, _LEAST_VERDICT_WAIT_MS))
+            reason = "mass_rejection"
+        if self._d.flushing:
+            wait_ms = min(wait_ms, _FLUSH_INTERVAL_MS)
+        if asked_ms is not None and asked_ms >= wait_ms:
+            wait_ms, reason = asked_ms, _ASKED
+        return self.hold(reason, reading.detail, wait_ms)
+
+    def hold(self, reason: str, detail: str, wait_ms: int) -> bool:
+        """Wait so long for this reason; True when the reason is a new one."""
+        now_ms = self._d.clock.wall_ms()
+        news = self.blocked is None or self.blocked.reason != reason
+        since_ms = self.blocked.since_ms if self.blocked else now_ms
+        self.until_ms = self._d.clock.monotonic_ms() + wait_ms
+        self.blocked = Blocked(reason, since_ms, now_ms + wait_ms, detail)
+        return news

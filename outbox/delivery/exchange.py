@@ -1,0 +1,72 @@
+"""One request and what its answer says: the only place where delivery speaks to the relay."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from outbox.delivery.parcel import Form, Parcel
+from outbox.delivery.shared import Delivery
+from relay_client import (
+    Answer,
+    Failure,
+    Reading,
+    read_archive_chunk,
+    read_batch,
+    read_single,
+    read_tool_call,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """We ended the request ourselves; `sent` says whether a byte of it may have left."""
+
+    sent: bool
+
+
+def exchange(delivery: Delivery, parcel: Parcel, token: str | None) -> Reading | Cut:
+    """Send one request and read its answer."""
+    request_id = str(uuid.uuid4())
+    if parcel.form is Form.TOOL:
+        answer = delivery.client.call_tool(
+            parcel.body,
+            tool=parcel.tool,
+            token=token,
+            key=parcel.key,
+            origin=parcel.origin,
+            request_id=request_id,
+            deadline=delivery.deadline,
+        )
+    else:
+        answer = delivery.client.post_event(
+            parcel.path,
+            parcel.body,
+            token=token,
+            key=parcel.key,
+            origin=parcel.origin,
+            deadline=delivery.deadline,
+        )
+    return _read(delivery, parcel.form, parcel.count, answer, request_id)
+
+
+def ask_for_tools(delivery: Delivery, token: str | None) -> Reading | Cut:
+    """Ask an MCP endpoint for its tools: shows what is spoken there, and repeats nothing."""
+    request_id = str(uuid.uuid4())
+    answer = delivery.client.discover_tools(token=token, request_id=request_id, deadline=delivery.deadline)
+    return _read(delivery, Form.TOOL, 1, answer, request_id)
+
+
+def _read(delivery: Delivery, form: Form, count: int, answer: Answer, request_id: str) -> Reading | Cut:
+    if answer.failure is Failure.STOPPED:
+        return Cut(answer.sent)
+    most, now_ms = delivery.max_retry_after_ms, delivery.clock.wall_ms()
+    match form:
+        case Form.GROUP:
+            return read_batch(answer, count, now_ms=now_ms, max_retry_after_ms=most)
+        case Form.ARCHIVE:
+            return read_archive_chunk(answer, now_ms=now_ms, max_retry_after_ms=most)
+        case Form.TOOL:
+            return read_tool_call(answer, request_id, now_ms=now_ms, max_retry_after_ms=most)
+        case Form.SINGLE:
+            return read_single(answer, now_ms=now_ms, max_retry_after_ms=most)
