@@ -96,6 +96,7 @@ class Relay:
     stored: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
     keys: set[str] = field(default_factory=set)
     repeats: int = 0
+    spec: dict | None = None
     effects: list[str] = field(default_factory=list)
 
     def handle(self, http: httpx.Request) -> httpx.Response:
@@ -106,6 +107,8 @@ class Relay:
             if status == -1:
                 return httpx.Response(200, html="<title>Sign in</title>")
             return answer(status)
+        if http.url.path == "/api/spec":
+            return answer(200, {"openapi": "3.1.0", "x-outbox": self.spec}) if self.spec else answer(404)
         request = self._request(http)
         self.requests.append(request)
         try:

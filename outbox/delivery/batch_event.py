@@ -45,15 +45,9 @@ class BatchEvents:
         return self._settle_each(sending, taken, progress, run, items, done=len(run) == len(left))
 
     def _choose(self, sending: Sending, batch: Batch, left: list[int]) -> list[int]:
-        gate, batch_path = self._d.gate, self._d.routes.batch
-        alone = sending.permit.probe or sending.permit.path_probe or gate.batches_off(batch_path)
-        return take_messages(
-            batch,
-            left,
-            1 if alone else self._grouping.items,
-            gate.most_bytes(batch_path, self._d.size.bytes),
-            self._grouping.fence(left[0]),
-        )
+        alone = sending.permit.probe or sending.permit.path_probe
+        size = self._d.most(1 if alone else self._grouping.items)
+        return take_messages(batch, left, size, self._grouping.fence(left[0]))
 
     def _parcel(self, sending: Sending, taken: Claim, batch: Batch, run: list[int]) -> Parcel:
         origin = origin_of(sending.box.agent, sending.box.stream, taken.rows[0])

@@ -110,10 +110,11 @@ class Engine:
             due_ms, _, seat = heapq.heappop(self._due)
             if seat.due_ms == due_ms and not seat.running:
                 self._make_ready(seat)
-        if self._ready:
-            return
         for tag, seats in list(self._at_gate.items()):
-            for _ in range(min(len(seats), self.delivery.gate.slots(tag))):
+            slots = self.delivery.gate.slots(tag)
+            # At least one, however many are ready: a busy agent must not keep the others at the gate.
+            let_in = max(1, slots - len(self._ready)) if slots > 0 else 0
+            for _ in range(min(len(seats), let_in)):
                 self._make_ready(seats.popleft())
             if not seats:
                 del self._at_gate[tag]

@@ -15,8 +15,9 @@ from typing import Any
 
 from outbox.delivery.clock import Clock
 from outbox.outcome import Reason
-from outbox.policy import HOUR_MS, Budget, Schedule, backoff_ms, is_stuck, spend, verdict_wait_ms
+from outbox.policy import HOUR_MS, MINUTE_MS, Budget, Schedule, backoff_ms, is_stuck, spend, verdict_wait_ms
 from outbox.store.relay_state import RelayState
+from relay_client import Capabilities
 
 _FLUSH_INTERVAL_MS = 150
 _HEALTH_FRESH_MS = 1_000
@@ -116,6 +117,8 @@ class Gate:
         self._health: tuple[int, bool] | None = None
         self._dirty: set[str] = set()
         self.era_known = False  # of the MCP endpoint, for this process
+        self.capabilities = Capabilities()
+        self._spec_due_ms = 0  # monotonic
         self.token_from = ""  # where the token comes from, in words without it
         self._auth = self._auth_detail = ""
         self.on_change: Callable[[str, dict[str, Any]], None] = _unheard
@@ -349,6 +352,23 @@ class Gate:
         """The largest body that this path is known to take."""
         with self._mutex:
             return min(default_bytes, self._facts(path).learned_bytes or default_bytes)
+
+    def spec_is_due(self) -> bool:
+        """Whether the caller should ask for the relay's capabilities now; True for one caller an hour."""
+        with self._mutex:
+            now = self._clock.monotonic_ms()
+            if self._relay.reason or now < self._spec_due_ms:
+                return False
+            self._spec_due_ms = now + HOUR_MS
+            return True
+
+    def learn_capabilities(self, found: Capabilities | None, *, reached: bool) -> None:
+        """Take over what the relay says of itself; one that was not reached is asked again in a minute."""
+        with self._mutex:
+            if found is not None:
+                self.capabilities = found
+            if not reached:
+                self._spec_due_ms = self._clock.monotonic_ms() + MINUTE_MS
 
     # What people see ---------------------------------------------------------------------------------------
 

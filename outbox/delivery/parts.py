@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from outbox.delivery.grouping import Size
 from outbox.wire_text import split_batch
 
 
@@ -57,15 +58,13 @@ def open_batch(wire_payload: bytes) -> Batch:
     return Batch(*split_batch(wire_payload))
 
 
-def take_messages(
-    batch: Batch, left: list[int], most_items: int, most_bytes: int, fence: int | None
-) -> list[int]:
+def take_messages(batch: Batch, left: list[int], size: Size, fence: int | None) -> list[int]:
     """The next messages of a batch event that go in one request."""
     run: list[int] = []
     total = len(batch.head) + len(batch.tail)
     for index in left:
         total += len(batch.messages[index]) + 1
-        over = len(run) >= most_items or total > most_bytes or (fence is not None and index > fence)
+        over = len(run) >= size.items or total > size.bytes or (fence is not None and index > fence)
         if run and over:
             break
         run.append(index)

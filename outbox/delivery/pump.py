@@ -12,7 +12,7 @@ from pathlib import Path
 from outbox.delivery.batch_event import BatchEvents
 from outbox.delivery.exchange import Cut, ask_for_tools, exchange
 from outbox.delivery.gate import Permit, Wait
-from outbox.delivery.grouping import Grouping, Size, take_run
+from outbox.delivery.grouping import Grouping, take_run
 from outbox.delivery.parcel import Form, Parcel, group, key_of, origin_of, single
 from outbox.delivery.parts import ArchiveProgress
 from outbox.delivery.settling import Sending, Settler
@@ -128,7 +128,8 @@ class Pump:
             return self._bury_unsent(box, *dead, path)
         if self._d.flushing and row.seq in self._settler.counted_in_flush:
             return Sleep(None)
-        unsafe = self._d.routes.is_unsafe(row)
+        self._d.learn_spec()
+        unsafe = self._d.is_unsafe(row)
         wait_ms = self._d.gate.verdict_wait_ms(path, Reason.OUTCOME_UNKNOWN) if unsafe else 0
         if wait_ms:
             return self._hold(box, wait_ms)
@@ -206,14 +207,8 @@ class Pump:
 
     def _chooser(self, permit: Permit) -> Callable[[Iterator[Row]], list[Row]]:
         """What to claim: a run that begins at the head that was looked at, or nothing."""
-        gate, batch_path = self._d.gate, self._d.routes.batch
-        alone = (
-            permit.probe
-            or permit.path_probe
-            or gate.budget_spent(permit.path)
-            or gate.batches_off(batch_path)
-        )
-        size = Size(1 if alone else self._grouping.items, gate.most_bytes(batch_path, self._d.size.bytes))
+        alone = permit.probe or permit.path_probe or self._d.gate.budget_spent(permit.path)
+        size = self._d.most(1 if alone else self._grouping.items)
         fence = self._grouping.fence(self._head_seq)
 
         def choose(rows: Iterator[Row]) -> list[Row]:

@@ -15,7 +15,10 @@ from outbox.delivery.parcel import Routes
 from outbox.event import Limits
 from outbox.policy import Schedule
 from outbox.store.open_files import OpenFiles
-from relay_client import RelayClient, TokenSource, TokenUnavailable, read_health
+from outbox.store.row import Row
+from relay_client import RelayClient, TokenSource, TokenUnavailable, read_health, read_spec
+
+_SPEC_TIMEOUT_MS = 5_000
 
 Log = Callable[[str, dict[str, Any]], None]
 
@@ -49,6 +52,27 @@ class Delivery:
             return self.tokens.fingerprint()
         except TokenUnavailable:
             return ""
+
+    def is_unsafe(self, row: Row) -> bool:
+        """Whether the event must not be repeated when its outcome is unknown."""
+        return self.routes.is_unsafe(row) and not self.gate.capabilities.mcp_idempotency
+
+    def most(self, own_items: int) -> Size:
+        """How large a group may be: what was asked for, what the relay takes, what was learned."""
+        known, path = self.gate.capabilities, self.routes.batch
+        items = 1 if self.gate.batches_off(path) else min(own_items, known.batch_max_items)
+        return Size(items, self.gate.most_bytes(path, min(self.size.bytes, known.batch_max_bytes)))
+
+    def learn_spec(self) -> None:
+        """Ask once an hour what the relay says of itself; without an answer the contract's defaults stand."""
+        if not self.gate.spec_is_due():
+            return
+        try:
+            token = self.tokens.token()
+        except TokenUnavailable:
+            token = None
+        answer = self.client.spec(token=token, timeout_ms=_SPEC_TIMEOUT_MS, deadline=self.deadline)
+        self.gate.learn_capabilities(read_spec(answer), reached=answer.status is not None)
 
     def healthy(self) -> bool:
         """Whether the relay answers health (asked at most once a second)."""
