@@ -50,6 +50,7 @@ PACKAGES = {
     "uvicorn": {"api", REFERENCE},
     "structlog": {"daemon"},
     "rich": {"cli"},
+    "anyio": {"api"},
     "asyncio": {"api", "capture", WAYS_IN, REFERENCE},
 }
 
