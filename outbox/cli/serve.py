@@ -6,15 +6,18 @@ import argparse
 import os
 from typing import Any
 
-HELP = "deliver the events of all agents, until stopped"
-EXAMPLE = "  outbox serve --relay http://relay.internal:4850 --token-file /etc/outbox/token"
+EXAMPLE = "outbox serve --relay http://relay.internal:4850 --token-file /etc/outbox/token"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `serve`; the token is never one of them, since command lines can be seen by all."""
     parser.add_argument("--relay", metavar="URL", help="the relay's address")
-    parser.add_argument("--token-file", metavar="FILE", help="a file with the token, read again when it changes")
-    parser.add_argument("--socket", metavar="PATH", help="where the local socket lies (default: STATE/outbox.sock)")
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="a file with the token, read again when it changes"
+    )
+    parser.add_argument(
+        "--socket", metavar="PATH", help="where the local socket lies (default: STATE/outbox.sock)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
 
     def read() -> Settings:
         settings = load(flags, environ=os.environ, config_path=args.config)
+        settings.require_relay_url()
         configure(settings.daemon.log_format, settings.daemon.log_level)
         register_secret(settings.relay.token)
         return settings
 
     settings = read()
-    settings.require_relay_url()
     state = StateDirectory(state_dir(settings, os.environ))
     state.create(allow_network_fs=settings.daemon.allow_network_fs)
     return Daemon(settings, state, read, __version__, log_line).run()

@@ -1,10 +1,10 @@
-"""From settings to the parts that deliver: client, token source, gate, engine. The one place where they meet."""
+"""From settings to the parts that deliver: client, token source, gate, engine. Here alone they meet."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from outbox.delivery.clock import Clock
 from outbox.delivery.engine import Engine
@@ -19,6 +19,7 @@ from outbox.store.directory import StateDirectory
 from outbox.store.open_files import OpenFiles
 from outbox.store.relay_state import RelayState
 from relay_client import NoToken, RelayClient, StaticToken, TokenFile, TokenSource
+
 
 def token_source(settings: Settings) -> TokenSource:
     """Where the token comes from: a value, a file, or nowhere."""
@@ -60,7 +61,7 @@ def relay_client(settings: Settings) -> RelayClient:
         return RelayClient(
             settings.require_relay_url(),
             paths={"health": paths.health, "spec": paths.spec, "mcp": paths.mcp},
-            idempotency_header=cast(Literal["quoted", "bare", "off"], relay.idempotency_header),
+            idempotency_header=cast("Literal['quoted', 'bare', 'off']", relay.idempotency_header),
             connect_timeout_ms=round(relay.connect_timeout_s * 1_000),
             request_timeout_ms=round(relay.request_timeout_s * 1_000),
             mcp_timeout_ms=round(settings.mcp.timeout_s * 1_000),
@@ -77,7 +78,7 @@ def relay_client(settings: Settings) -> RelayClient:
 def build_engine(
     settings: Settings, state: StateDirectory, *, log: Log = silent, clock: Clock | None = None
 ) -> Engine:
-    """Everything that delivers the events of a state directory; nothing is sent before the engine is woken."""
+    """Everything that delivers the events of a state directory; nothing is sent before it is woken."""
     clock = clock or Clock()
     rng = random.Random()  # noqa: S311 - jitter is no secret
     client = relay_client(settings)

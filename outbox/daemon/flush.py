@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from outbox.api.client import LocalClient
-from outbox.daemon.compose import Log, build_engine, silent
-from outbox.store.place import running_daemon
+from outbox.daemon.compose import build_engine
 from outbox.delivery.engine import Engine
-from outbox.errors import OutboxError, StoreError
+from outbox.delivery.shared import Log, silent
+from outbox.errors import OutboxError, StoreError, Unavailable
 from outbox.library import FlushResult
-from outbox.settings import load
 from outbox.setting_keys import Settings
+from outbox.settings import load
 from outbox.store.directory import StateDirectory
 from outbox.store.file import open_outbox
 from outbox.store.inspect import OutboxStatus, read_status
+from outbox.store.place import running_daemon
 
 _STEP_S = 0.02
+_ASK_AGAIN_S = 0.05
 _FLUSH_THREADS = 8
 
 
@@ -38,20 +40,49 @@ class FlushReport:
 
 def flush_agent(state: StateDirectory, agent: str, *, timeout_s: float) -> FlushResult:
     """`Outbox.flush`: one agent, in the calling thread (threads cannot be started from `atexit`)."""
-    if daemon := running_daemon(state):
-        report = ask_daemon(daemon.socket, agent, timeout_s)
-    else:
-        report = flush_state(load(environ=os.environ), state, [agent], timeout_s, threads=0)
+    report, _ = flush_outboxes(state, agent, timeout_s, lambda: load(environ=os.environ), threads=0)
     return FlushResult(report.delivered, report.left, report.dead, report.in_the_way)
+
+
+def flush_outboxes(
+    state: StateDirectory,
+    agent: str | None,
+    timeout_s: float,
+    settings: Callable[[], Settings],
+    *,
+    threads: int = _FLUSH_THREADS,
+) -> tuple[FlushReport, bool]:
+    """Flush one agent, or all with None; the report, and whether a daemon made it.
+
+    A daemon that is just starting is waited for; where one ends meanwhile we go on by ourselves, with
+    `settings()`.
+
+    Raises:
+        Unavailable: the daemon is there and does not answer.
+        ConfigError: none is there, and no relay is set.
+    """
+    end = time.monotonic() + timeout_s
+    while daemon := running_daemon(state):
+        try:
+            return ask_daemon(daemon.socket, agent, max(0.0, end - time.monotonic())), True
+        except Unavailable:
+            if time.monotonic() >= end and running_daemon(state):
+                raise
+        time.sleep(_ASK_AGAIN_S)
+    left_s = max(0.0, end - time.monotonic())
+    agents = None if agent is None else [agent]
+    return flush_state(settings(), state, agents, left_s, threads=threads), False
 
 
 def ask_daemon(socket: Path, agent: str | None, timeout_s: float) -> FlushReport:
     """Let the running daemon flush; raises Unavailable when it does not answer."""
     client = LocalClient(socket)
     status, answer = client.post("/v1/flush", {"agent": agent, "timeoutS": timeout_s}, timeout_s + 5)
-    if status != 200:
-        raise OutboxError(f"The daemon could not flush: {answer}. What waits stays on disk.")
-    return report_from_json(answer)
+    if status == 200:
+        return report_from_json(answer)
+    if status == 503:
+        raise Unavailable("The daemon is about to end. What waits stays on disk. See: outbox status")
+    raise OutboxError(f"The daemon could not flush: {answer}. What waits stays on disk.")
 
 
 def flush_state(
@@ -65,7 +96,8 @@ def flush_state(
 ) -> FlushReport:
     """Send what waits in these outboxes (all of them with None), without a daemon, for at most `timeout_s`.
 
-    Raises ConfigError when no relay is set. What another process is sending is left to it.
+    With no `threads` this one does it. What another process is sending is left to it. Raises ConfigError when
+    no relay is set.
     """
     end = time.monotonic() + timeout_s
     engine = build_engine(settings, state, log=log)
@@ -74,54 +106,59 @@ def flush_state(
             paths = list(state.outbox_files())
         else:
             paths = [path for path in map(state.outbox_path, agents) if path.exists()]
-        for path in paths:
+        flush = Flush(engine, state, paths)
+        engine.begin_flush(end)
+        if threads:
+            engine.start(min(threads, max(1, len(paths))))
+        flush.wait(end)
+        return flush.report()
+    finally:
+        dismiss(engine, 1.0)
+
+
+def dismiss(engine: Engine, wait_s: float) -> None:
+    """End an engine for good: what is under way is cut off and waits again as it was."""
+    engine.delivery.client.abort()
+    engine.stop(wait_s)
+    engine.resign()
+    engine.delivery.files.close()
+    engine.delivery.gate.close_state()
+    engine.delivery.client.close()
+
+
+class Flush:
+    """One flush of some outboxes by an engine: how they stood before, and what became of it."""
+
+    def __init__(self, engine: Engine, state: StateDirectory, paths: Sequence[Path]) -> None:
+        """Take stock. What hurries the engine is the caller's `begin_flush`, after this."""
+        self._engine = engine
+        self._state = state
+        self._before = _stock(state, paths)
+
+    def wait(self, end: float, *, enough: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing of these outboxes can be sent before `end` (monotonic seconds), or `enough`.
+
+        Where the engine has no threads this one takes the turns.
+        """
+        engine, until_ms = self._engine, int(end * 1_000)
+        for path in self._before:
             engine.wake(path)
-        return run_flush(engine, state, paths, end, threads=threads)
-    finally:
-        engine.delivery.client.abort()
-        engine.stop(1.0)
-        engine.resign()
-        engine.delivery.files.close()
-        engine.delivery.gate.close_state()
-        engine.delivery.client.close()
+        while time.monotonic() < end and not enough():
+            if not engine.has_threads and engine.step():
+                continue
+            if all(engine.rests(path, until_ms) for path in self._before):
+                return
+            time.sleep(min(_STEP_S, max(0.0, end - time.monotonic())))
+
+    def report(self) -> FlushReport:
+        """How they stand now."""
+        relay = self._engine.delivery.gate.relay
+        closed = f"{relay.reason}: {relay.detail}".rstrip(": ")
+        return _report(self._before, _stock(self._state, list(self._before)), closed)
 
 
-def run_flush(
-    engine: Engine,
-    state: StateDirectory,
-    paths: Sequence[Path],
-    end: float,
-    *,
-    threads: int = 0,
-    enough: Callable[[], bool] = lambda: False,
-) -> FlushReport:
-    """Flush with an engine that is there, until `end` (monotonic seconds) or `enough`.
-
-    With `threads` None the engine's own worker threads do it; with 0 this thread.
-    """
-    before = {path: status for path in paths if (status := _status(state, path))}
-    engine.begin_flush(end)
-    if threads:
-        engine.start(min(threads, max(1, len(paths))))
-    own = threads == 0 and not engine.has_threads
-    try:
-        _wait(engine, paths, end, own=own, enough=enough)
-    finally:
-        if not own and threads:
-            engine.stop(max(0.0, end - time.monotonic()) + 0.2)
-        engine.end_flush()
-    after = {path: status for path in before if (status := _status(state, path))}
-    return _report(engine, before, after)
-
-
-def _wait(engine: Engine, paths: Sequence[Path], end: float, *, own: bool, enough: Callable[[], bool]) -> None:
-    until_ms = int(end * 1_000)
-    while time.monotonic() < end and not enough():
-        if own and engine.step():
-            continue
-        if all(engine.rests(path, until_ms) for path in paths):
-            return
-        time.sleep(min(_STEP_S, max(0.0, end - time.monotonic())))
+def _stock(state: StateDirectory, paths: Sequence[Path]) -> dict[Path, OutboxStatus]:
+    return {path: status for path in paths if (status := _status(state, path))}
 
 
 def _status(state: StateDirectory, path: Path) -> OutboxStatus | None:
@@ -136,34 +173,28 @@ def _status(state: StateDirectory, path: Path) -> OutboxStatus | None:
 
 
 def _report(
-    engine: Engine, before: Mapping[Path, OutboxStatus], after: Mapping[Path, OutboxStatus]
+    before: Mapping[Path, OutboxStatus], after: Mapping[Path, OutboxStatus], closed: str
 ) -> FlushReport:
     agents = {
         now.agent: (now.delivered - before[path].delivered, now.waiting)
         for path, now in after.items()
         if before[path].waiting or now.waiting
     }
-    relay = engine.delivery.gate.relay
-    in_the_way = {
-        now.agent: _obstacle(now, f"{relay.reason}: {relay.detail}" if relay.reason else "")
-        for now in after.values()
-        if now.waiting
-    }
     return FlushReport(
         delivered=sum(done for done, _ in agents.values()),
         left=sum(left for _, left in agents.values()),
         dead=sum(max(0, now.dead - before[path].dead) for path, now in after.items()),
-        in_the_way=in_the_way,
+        in_the_way={now.agent: _obstacle(now, closed) for now in after.values() if now.waiting},
         agents=agents,
     )
 
 
-def _obstacle(status: OutboxStatus, relay: str) -> str:
+def _obstacle(status: OutboxStatus, closed: str) -> str:
     if status.paused_at_ms is not None:
         return "paused by a person"
     if status.blocked is not None:
         return f"{status.blocked.reason}: {status.blocked.detail}".rstrip(": ")
-    return relay or "the time was over"
+    return closed or "the time was over"
 
 
 def report_to_json(report: FlushReport) -> dict[str, Any]:

@@ -1,37 +1,37 @@
-"""The daemon: one process that delivers the events of all agents of a state directory until it is told to stop.
+"""The daemon: one process that delivers the events of all agents of a state directory until told to stop.
 
-The main thread hears wake-ups and signals and polls; pumps run in the engine's threads, the local socket in one of
-its own.
+The main thread hears wake-ups and signals and polls; pumps run in the engine's threads, the local socket in
+one of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import selectors
 import signal
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from outbox.daemon.compose import Log, build_engine
-from outbox.daemon.flush import FlushReport, run_flush
+from outbox.daemon.compose import build_engine, relay_client
+from outbox.daemon.flush import Flush, FlushReport, dismiss, report_to_json
 from outbox.delivery.engine import Engine
+from outbox.delivery.shared import Log
 from outbox.errors import OutboxError, StoreError, UsageError
-from outbox.event import Draft, accept, check_agent, uuid7
-from outbox.library import read_rules
+from outbox.event import Draft, Limits, accept, check_agent, uuid7
 from outbox.policy import HOUR_MS, expiry_horizon_ms
 from outbox.setting_keys import Settings, describe_changes
 from outbox.store.create import create_outbox
 from outbox.store.directory import StateDirectory
 from outbox.store.dropping import expire
 from outbox.store.enqueue import Receipt, enqueue
-from outbox.store.file import open_outbox
-from outbox.store.inspect import read_status
+from outbox.store.file import OutboxFile
 from outbox.store.people import pause, resume
 from outbox.store.place import default_socket, leave_place, take_place, write_private
 from outbox.store.rules import encode_rules
@@ -41,13 +41,20 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HOUSEKEEPING_S = 60.0
 _CLOCK_STEP_MS = 60_000
 _RELOAD_WAIT_S = 5.0
+_STEP_S = 0.05
+_HINTS_AT_A_TIME = 1_000
 
 
 class Daemon:
     """One state directory's daemon. `run` returns when it has stopped."""
 
     def __init__(
-        self, settings: Settings, state: StateDirectory, reload: Callable[[], Settings], version: str, log: Log
+        self,
+        settings: Settings,
+        state: StateDirectory,
+        reload: Callable[[], Settings],
+        version: str,
+        log: Log,
     ) -> None:
         """Nothing is started yet; `reload` reads the configuration anew."""
         self.settings = settings
@@ -55,12 +62,14 @@ class Daemon:
         self.version = version
         self.log = log
         self.socket_path = Path(settings.daemon.socket) if settings.daemon.socket else default_socket(state)
-        self.engine: Engine = build_engine(settings, state, log=log)
+        self.engine: Engine  # there while `run` runs
         self._reload = reload
-        self._signals: deque[int] = deque()
-        self._stopping = threading.Event()
-        self._at_once = threading.Event()
+        self._asked_to_stop: list[str] = []  # by whom; the second time ends the waiting
+        self._asked_to_reload = threading.Event()
+        self._flushed = threading.Event()
         self._flush_mutex = threading.Lock()
+        self._flushes = 0
+        self._kick: socket.socket
         self._seen: dict[Path, tuple[int, ...]] = {}
         self._quiet_until_ms = 0
         self._clock_offset_ms = 0
@@ -68,27 +77,47 @@ class Daemon:
     # Life --------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until SIGTERM or `stop`; the exit status. Raises StoreHeld when another daemon is there."""
+        """Serve until SIGTERM or `stop`; the exit status.
+
+        Raises:
+            StoreHeld: another daemon is there.
+            ConfigError: the local socket cannot be made where it is to lie.
+        """
         now_ms = self._wall_ms()
         take_place(self.state, self.version, self.socket_path, now_ms)
         try:
             self._quiet_until_ms = now_ms + HOUR_MS
             self._clock_offset_ms = self._offset_ms()
-            wake = bind_wake_socket(self.state.wake_socket)
-            read_end, write_end = socket.socketpair()
-            with wake, read_end, write_end:
-                self._serve(wake, read_end, write_end)
+            self.engine = build_engine(self.settings, self.state, log=self.log)
+            with bind_wake_socket(self.state.wake_socket) as wake, self._hearing() as kicked:
+                self._serve(wake, kicked)
         finally:
             self.state.wake_socket.unlink(missing_ok=True)
             leave_place(self.state)
         return 0
 
-    def _serve(self, wake: socket.socket, read_end: socket.socket, write_end: socket.socket) -> None:
-        for end in (wake, read_end, write_end):
-            end.setblocking(False)
-        previous = signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
-        handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        self._kick = write_end
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[socket.socket]:
+        """Signals are noted, and make what is yielded readable: the main thread's sleep ends."""
+        kicked, self._kick = socket.socketpair()
+        with kicked, self._kick:
+            self._kick.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            previous = signal.set_wakeup_fd(self._kick.fileno(), warn_on_full_buffer=False)
+            handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            try:
+                yield kicked
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+                signal.set_wakeup_fd(previous)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._asked_to_reload.set()
+        else:
+            self._asked_to_stop.append(signal.Signals(number).name)
+
+    def _serve(self, wake: socket.socket, kicked: socket.socket) -> None:
         from outbox.api.server import LocalServer  # noqa: PLC0415 - starlette only where it is served
 
         server = LocalServer(self, self.socket_path)
@@ -105,33 +134,36 @@ class Daemon:
                     "agents": len(self._seen),
                 },
             )
-            self._listen(wake, read_end)
-            self._shut_down()
+            self._listen(wake, kicked)
+            flush = self._last_flush()
         finally:
+            self._flushed.set()
             server.stop()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(previous)
+            dismiss(self.engine, 0.5)
+        self._tell_the_end(flush.report())
 
     def _start_engine(self) -> None:
-        write_private(self.state.rules_file, encode_rules(self.settings.limits(), self.settings.bounds()))
+        rules = encode_rules(self.settings.limits(), self.settings.bounds())
+        try:
+            write_private(self.state.rules_file, rules)
+        except StoreError as error:  # new outboxes begin with the old rules; a full disk stops no daemon
+            self.log("file_trouble", {"level": "warning", "code": error.code, "detail": str(error)})
         self.engine.start(self.settings.delivery.workers)
         self._seen.clear()
         self._scan()
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
-
-    def _listen(self, wake: socket.socket, read_end: socket.socket) -> None:
+    def _listen(self, wake: socket.socket, kicked: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
-            selector.register(read_end, selectors.EVENT_READ)
+            selector.register(kicked, selectors.EVENT_READ)
             next_scan = next_care = 0.0
-            while not self._stopping.is_set():
-                ready = selector.select(max(0.0, min(next_scan, next_care) - time.monotonic()))
-                for key, _ in ready:
-                    self._drain(wake if key.fileobj is wake else read_end, is_wake=key.fileobj is wake)
-                self._handle_signals()
+            while not self._asked_to_stop:
+                selector.select(max(0.0, min(next_scan, next_care) - time.monotonic()))
+                _received(kicked)
+                self._wake_those_named(_received(wake))
+                if self._asked_to_reload.is_set():
+                    self._asked_to_reload.clear()
+                    self._reload_settings()
                 now = time.monotonic()
                 if now >= next_scan:
                     next_scan = now + self.settings.daemon.poll_interval_s
@@ -139,31 +171,13 @@ class Daemon:
                 if now >= next_care:
                     next_care = now + _HOUSEKEEPING_S
                     self._keep_house()
+        self.log("stopping", {"asked_by": self._asked_to_stop[0]})
 
-    def _drain(self, source: socket.socket, *, is_wake: bool) -> None:
-        names: set[str] = set()
-        while True:
-            try:
-                data = source.recv(4_096)
-            except BlockingIOError:
-                break
-            if is_wake:
-                names.add(data.decode("utf-8", "replace"))
-            elif not data:
-                break
-        for name in names:
-            path = self.state.agents / Path(name).name
+    def _wake_those_named(self, hints: set[bytes]) -> None:
+        for hint in hints:
+            path = self.state.agents / Path(os.fsdecode(hint)).name
             if path.suffix == ".sqlite" and path.exists():
                 self.engine.wake(path)
-
-    def _handle_signals(self) -> None:
-        while self._signals:
-            number = self._signals.popleft()
-            if number == signal.SIGHUP:
-                self._reload_settings()
-            else:
-                self.log("stopping", {"signal": signal.Signals(number).name})
-                self._stopping.set()
 
     # Looking -----------------------------------------------------------------------------------------------
 
@@ -179,7 +193,7 @@ class Daemon:
             self.log("clock_stepped", {"detail": "nothing grows too old for an hour"})
 
     def _scan(self) -> None:
-        """Find files with something new in them, however they came there; a lost wake-up costs one interval."""
+        """Find files with something new in them, however it came there; a lost wake-up costs one interval."""
         for path in self.state.outbox_files():
             signature = _signature(path)
             if self._seen.get(path) != signature:
@@ -208,71 +222,60 @@ class Daemon:
     # Changing ----------------------------------------------------------------------------------------------
 
     def _reload_settings(self) -> None:
+        """Go on with the configuration as it is now; with the old one when that cannot be used."""
         try:
             new = self._reload()
-            new.require_relay_url()
-            engine = build_engine(new, self.state, log=self.log)
+            relay_client(new).close()
         except OutboxError as error:
             self.log("reload_refused", {"level": "error", "detail": str(error)})
             return
-        changes = describe_changes(self.settings, new)
-        self.log("reloaded", {"changes": changes or ["nothing"]})
         old = self.engine
-        if not old.stop(_RELOAD_WAIT_S):
-            old.delivery.client.abort()
-            old.stop(_RELOAD_WAIT_S)
-        _dismiss(old)
-        self.settings, self.engine = new, engine
+        _halt(old, time.monotonic() + _RELOAD_WAIT_S, lambda: bool(self._asked_to_stop))
+        old.resign()
+        old.delivery.gate.close_state()  # the new gate begins with what the old one knew last
+        self.log("reloaded", {"changes": describe_changes(self.settings, new) or ["nothing"]})
+        self.settings, self.engine = new, build_engine(new, self.state, log=self.log)
         self._start_engine()
+        dismiss(old, 0.0)
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def stop(self) -> None:
         """Stop as on SIGTERM (from any thread)."""
-        self._signals.append(signal.SIGTERM)
-        if at_once:
-            self._at_once.set()
-        self._kick.send(b"x")
+        self._asked_to_stop.append("local socket")
+        with contextlib.suppress(OSError):
+            self._kick.send(b"x")
 
-    def _shut_down(self) -> None:
-        """The flush until its deadline, then the end; a second signal ends the waiting."""
-        engine = self.engine
+    def _last_flush(self) -> Flush:
+        """The flush until its deadline; asked to stop a second time, there is no more waiting."""
         end = time.monotonic() + self.settings.daemon.flush_timeout_s
-        paths = [path for path in self.state.outbox_files() if not engine.rests(path, int(end * 1_000))]
-        report = FlushReport(0, 0, 0)
-        if paths and not self._second_signal():
-            with self._flush_mutex:
-                report = run_flush(engine, self.state, paths, end, enough=self._second_signal)
-        engine.delivery.deadline = 0.0
-        engine.delivery.client.abort()
-        engine.stop(0.5)
-        left = self._left()
-        _dismiss(engine)
+        self._scan()
+        flush = Flush(self.engine, self.state, list(self.state.outbox_files()))
+        with self._flush_mutex:
+            self._flushes = -1
+            self.engine.begin_flush(end)
+        flush.wait(end, enough=self._is_second_time)
+        return flush
+
+    def _is_second_time(self) -> bool:
+        return len(self._asked_to_stop) > 1
+
+    def _tell_the_end(self, report: FlushReport) -> None:
+        left = {agent: left for agent, (_, left) in report.agents.items() if left}
         self.log(
             "stopped",
             {
                 "delivered": report.delivered,
-                "left": sum(left.values()),
+                "left": report.left,
                 "agents_with_events_left": len(left),
-                "detail": "all delivered" if not left else "what is left goes out with the next start or flush",
+                "detail": "what is left goes out with the next start or flush" if left else "all delivered",
             },
         )
 
-    def _second_signal(self) -> bool:
-        return self._at_once.is_set() or bool(self._signals)
-
-    def _left(self) -> dict[str, int]:
-        left: dict[str, int] = {}
-        for path in self.state.outbox_files():
-            try:
-                box = open_outbox(self.state, path)
-            except StoreError:
-                continue
-            status = read_status(box)
-            box.close()
-            if status.waiting:
-                left[status.agent] = status.waiting
-        return left
-
     # What the local socket asks ----------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """What an event may be, by the settings of now."""
+        return self.settings.limits()
 
     def enqueue(self, agent: str, drafts: Sequence[Draft]) -> list[Receipt | OutboxError]:
         """Take events for an agent; returns after the commit."""
@@ -281,7 +284,11 @@ class Daemon:
         with self.engine.delivery.files.borrow(path) as box:
             events = [
                 accept(
-                    draft, limits=box.limits, agent=agent, now_ms=now_ms, new_key=uuid7(now_ms, os.urandom(10))
+                    draft,
+                    limits=box.limits,
+                    agent=agent,
+                    now_ms=now_ms,
+                    new_key=uuid7(now_ms, os.urandom(10)),
                 )
                 for draft in drafts
             ]
@@ -292,15 +299,34 @@ class Daemon:
     def _outbox_of(self, agent: str) -> Path:
         path = self.state.outbox_path(agent)
         if not os.path.lexists(path):
-            limits, bounds = read_rules(self.state)
-            create_outbox(self.state, agent, limits, bounds, self._wall_ms())
+            settings = self.settings
+            create_outbox(self.state, agent, settings.limits(), settings.bounds(), self._wall_ms())
         return path
 
-    def flush(self, agent: str | None, timeout_s: float) -> FlushReport:
-        """Flush one agent or all; one flush at a time."""
+    def flush(self, agent: str | None, timeout_s: float) -> dict[str, Any]:
+        """Flush one agent or all; several at a time join. What is under way at the end goes on."""
         end = time.monotonic() + timeout_s
+        engine = self.engine
+        flush = Flush(engine, self.state, self._paths(agent))
+        with self._hurried():
+            flush.wait(end, enough=lambda: self._flushed.is_set() or engine is not self.engine)
+        return report_to_json(flush.report())
+
+    @contextlib.contextmanager
+    def _hurried(self) -> Iterator[None]:
+        """The engine hurries until the last flush has left; the daemon's own last flush ends with it."""
         with self._flush_mutex:
-            return run_flush(self.engine, self.state, self._paths(agent), end, enough=self._stopping.is_set)
+            if self._flushes >= 0:
+                self._flushes += 1
+                self.engine.begin_flush(math.inf)
+        try:
+            yield
+        finally:
+            with self._flush_mutex:
+                if self._flushes > 0:
+                    self._flushes -= 1
+                    if not self._flushes:
+                        self.engine.end_flush()
 
     def pause(self, agent: str | None) -> int:
         """Pause one agent or all; returns how many."""
@@ -311,7 +337,7 @@ class Daemon:
         self.engine.delivery.gate.forgive()
         return self._with_each(agent, resume)
 
-    def _with_each(self, agent: str | None, act: Callable[[Any], None]) -> int:
+    def _with_each(self, agent: str | None, act: Callable[[OutboxFile], object]) -> int:
         paths = self._paths(agent)
         for path in paths:
             with self.engine.delivery.files.borrow(path) as box:
@@ -324,15 +350,34 @@ class Daemon:
             return list(self.state.outbox_files())
         path = self.state.outbox_path(check_agent(agent))
         if not path.exists():
-            raise UsageError(f"There is no outbox of {agent!r} here. Nothing was changed.", code="unknown_agent")
+            raise UsageError(
+                f"There is no outbox of {agent!r} here. Nothing was changed. All of them: outbox status",
+                code="unknown_agent",
+            )
         return [path]
 
 
-def _dismiss(engine: Engine) -> None:
-    engine.resign()
-    engine.delivery.files.close()
-    engine.delivery.gate.close_state()
-    engine.delivery.client.close()
+def _halt(engine: Engine, end: float, enough: Callable[[], bool]) -> None:
+    """Let what is under way come to its end, until `end` or `enough`; then cut it off."""
+    while not engine.stop(_STEP_S):
+        if time.monotonic() >= end or enough():
+            engine.delivery.client.abort()
+            engine.stop(_RELOAD_WAIT_S)
+            return
+
+
+def _received(source: socket.socket) -> set[bytes]:
+    """What lies there to be read, without waiting; the rest is read the next time."""
+    found: set[bytes] = set()
+    for _ in range(_HINTS_AT_A_TIME):
+        try:
+            data = source.recv(4_096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            break
+        if not data:
+            break
+        found.add(data)
+    return found
 
 
 def _signature(path: Path) -> tuple[int, ...]:
