@@ -255,7 +255,7 @@ class RelayClient:
             return _no_answer(error, stopped=stopped, elapsed_ms=_ms_since(began))
         return Answer(
             response.status_code,
-            headers=headers,
+            headers=_masked_fields(headers, token),
             body=_masked(body, token),
             cut=cut,
             elapsed_ms=_ms_since(began),
@@ -317,6 +317,13 @@ def _masked(body: bytes, token: str | None) -> bytes:
     if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
         return body
     return body.replace(token.encode("ascii"), b"[token]")
+
+
+def _masked_fields(fields: dict[str, str], token: str | None) -> dict[str, str]:
+    """The same for header fields, such as the description in WWW-Authenticate."""
+    if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
+        return fields
+    return {name: value.replace(token, "[token]") for name, value in fields.items()}
 
 
 def _ms_since(began: float) -> int:

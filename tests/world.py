@@ -43,8 +43,10 @@ class TestClock(Clock):
     __test__ = False
 
     def __init__(self) -> None:
-        self.now_ms = 1_000_000
-        self.offset_ms = START_MS
+        self.now_ms = (
+            10**12
+        )  # far ahead of the machine's own clock, which the client knows: no deadline is over
+        self.offset_ms = START_MS - self.now_ms
 
     def monotonic_ms(self) -> int:
         return self.now_ms

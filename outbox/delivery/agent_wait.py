@@ -23,6 +23,14 @@ class AgentWait:
         self.until_ms = 0
         self.blocked: Blocked | None = None
 
+    def restore(self, blocked: Blocked | None, most_ms: int) -> None:
+        """After a restart a head goes at once, unless the relay asked to wait: that is still to be kept."""
+        if blocked is not None and blocked.reason == _ASKED and blocked.next_try_at_ms is not None:
+            left_ms = min(most_ms, blocked.next_try_at_ms - self._d.clock.wall_ms())
+            if left_ms > 0:
+                self.until_ms = self._d.clock.monotonic_ms() + left_ms
+                self.blocked = blocked
+
     @property
     def over(self) -> bool:
         """Whether the head may go now."""

@@ -38,6 +38,7 @@ def exchange(delivery: Delivery, parcel: Parcel, token: str | None) -> Reading |
             request_id=request_id,
             deadline=delivery.deadline,
         )
+        delivery.longest_call_ms = max(delivery.longest_call_ms, answer.elapsed_ms)
     else:
         answer = delivery.client.post_event(
             parcel.path,

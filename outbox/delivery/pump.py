@@ -20,6 +20,7 @@ from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
 from outbox.delivery.verdict import Effect, judge
 from outbox.outcome import Reason, Release
 from outbox.store.file import OutboxFile
+from outbox.store.inspect import read_status
 from outbox.store.people import is_paused
 from outbox.store.receipts import forget_old
 from outbox.store.row import Row
@@ -95,6 +96,7 @@ class Pump:
             self._is_sender = self._lost_track = True
             if self._d.rules is not None:
                 box.set_rules(*self._d.rules)
+            self._settler.wait.restore(read_status(box).blocked, self._d.max_retry_after_ms)
         self._settler.write_rest(box)
         if self._lost_track:
             for seq in recover(box, now_ms=self._d.clock.wall_ms()):
@@ -130,6 +132,8 @@ class Pump:
             return Sleep(None)
         self._d.learn_spec()
         unsafe = self._d.is_unsafe(row)
+        if unsafe and not self._d.time_covers_a_call():
+            return Sleep(None)
         wait_ms = self._d.gate.verdict_wait_ms(path, Reason.OUTCOME_UNKNOWN) if unsafe else 0
         if wait_ms:
             return self._hold(box, wait_ms)

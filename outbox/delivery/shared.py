@@ -44,6 +44,7 @@ class Delivery:
     log: Log = silent
     rules: tuple[Limits, Bounds] | None = None  # written into each outbox file for its producers
     flushing: bool = False
+    longest_call_ms: int = 1_000  # of the tool calls so far; at first a guess
     deadline: float | None = None  # monotonic seconds: no request goes on beyond it
 
     def token_name(self) -> str:
@@ -62,6 +63,12 @@ class Delivery:
         known, path = self.gate.capabilities, self.routes.batch
         items = 1 if self.gate.batches_off(path) else min(own_items, known.batch_max_items)
         return Size(items, self.gate.most_bytes(path, min(self.size.bytes, known.batch_max_bytes)))
+
+    def time_covers_a_call(self) -> bool:
+        """Whether an unsafe call begun now would end in time, taking twice as long as the longest so far."""
+        if self.deadline is None:
+            return True
+        return self.deadline * 1_000 - self.clock.monotonic_ms() >= 2 * self.longest_call_ms
 
     def learn_spec(self) -> None:
         """Ask once an hour what the relay says of itself; without an answer the contract's defaults stand."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from world import DAY_MS, HOUR_MS, MINUTE_MS, Refuse, World, answer
+from world import DAY_MS, HOUR_MS, MINUTE_MS, Lose, Refuse, World, answer
 
 
 def numbers_in(request):
+    """The numbers of the messages in a request."""
     return [message.get("n") for message in request.messages]
 
 
@@ -29,7 +30,7 @@ def test_500_to_one_event_only(tmp_path):
 
 
 def test_500_to_all_for_a_day(tmp_path):
-    """500 to everything for a day makes at most 12 dead letters; the rest arrives by itself once it is mended."""
+    """500 to everything for a day makes at most 12 dead letters; the rest arrives once it is mended."""
     with World(tmp_path, behave=lambda r: answer(500)) as world:
         world.enqueue("builder", 40)
         world.enqueue("reviewer", 40)
@@ -73,7 +74,7 @@ def test_422_to_all_for_a_day(tmp_path):
 
 
 def test_ten_bad_events_in_a_row(tmp_path):
-    """Ten refused events in a row of a single agent become dead, and what is behind arrives without a person."""
+    """Ten refused events in a row of one agent become dead, and what is behind arrives without a person."""
 
     def behave(request):
         bad = [n for n in numbers_in(request) if n < 10]
@@ -167,7 +168,7 @@ def test_one_agents_403_holds_that_agent_alone(tmp_path):
 
 
 def test_a_head_that_is_held_while_others_flow_is_stuck_after_a_day(tmp_path):
-    """A head held for 24 h while others of the same token were accepted all along becomes a dead letter `stuck`."""
+    """A head held for 24 h while others of the same token were accepted all along is dead: `stuck`."""
 
     def behave(request):
         return answer(403) if request.agent == "builder" else None
@@ -241,7 +242,7 @@ def test_a_wrong_number_of_results(tmp_path):
 
 
 def test_item_results_of_500_and_429(tmp_path):
-    """What failed in a batch goes again before anything not yet sent; nothing is lost or repeated in effect."""
+    """What failed in a batch goes again before anything not yet sent; nothing is lost or repeated."""
     failing = {3: 500, 7: 429}
 
     def items(message):
@@ -300,12 +301,11 @@ def test_200_with_a_top_level_error(tmp_path):
 
 def test_a_timeout_counts_only_with_evidence(tmp_path):
     """Lost answers to one agent, while health answers, count as attempts; the others are not disturbed."""
-    from world import Lose
 
     def behave(request):
         if request.agent == "builder":
             raise Lose
-        return None
+        return
 
     with World(tmp_path, behave=behave) as world:
         world.enqueue("builder", 1)
@@ -317,13 +317,12 @@ def test_a_timeout_counts_only_with_evidence(tmp_path):
 
 def test_an_unsafe_call_with_a_lost_answer_is_never_repeated(tmp_path):
     """A tool call whose answer is lost has an unknown outcome: a dead letter, sent exactly once."""
-    from world import Lose
 
     def behave(request):
         if b"tools/call" in request.body:
             world.relay.accept(request)
             raise Lose
-        return None
+        return
 
     with World(tmp_path) as world:
         world.relay.behave = behave
@@ -337,8 +336,6 @@ def test_an_unsafe_call_with_a_lost_answer_is_never_repeated(tmp_path):
 
 def test_a_safe_call_with_a_lost_answer_goes_again_with_its_key(tmp_path):
     """A tool named safe to repeat goes again after a lost answer, with the same key."""
-    from world import Lose
-
     lost = []
 
     def behave(request):
@@ -346,7 +343,7 @@ def test_a_safe_call_with_a_lost_answer_goes_again_with_its_key(tmp_path):
             lost.append(request)
             world.relay.accept(request)
             raise Lose
-        return None
+        return
 
     with World(tmp_path, mcp__safe_to_repeat=["note_add"]) as world:
         world.relay.behave = behave
@@ -384,9 +381,13 @@ def test_a_restart_remembers_the_budget_and_the_gate(tmp_path):
 
 def test_retry_after_binds_the_agent_that_got_it(tmp_path):
     """429 with Retry-After to one agent: it waits so long, another one is served meanwhile."""
+    asked = []
 
     def behave(request):
-        return answer(429, retry_after="600") if request.agent == "builder" and request.at_ms < 1_500_000 else None
+        if request.agent == "builder" and not asked:
+            asked.append(request)
+            return answer(429, retry_after="600")
+        return None
 
     with World(tmp_path, behave=behave) as world:
         world.enqueue("builder", 2)
@@ -398,6 +399,33 @@ def test_retry_after_binds_the_agent_that_got_it(tmp_path):
         tries = [r.at_ms for r in world.relay.requests if r.agent == "builder"]
         assert tries[1] - tries[0] >= 600_000
         assert world.numbers("builder") == [0, 1]
+
+
+def test_retry_after_outlives_a_restart(tmp_path):
+    """What the relay asked to wait for is still waited for after a restart; an own backoff is not."""
+    with World(tmp_path, behave=lambda r: answer(429, retry_after="600")) as world:
+        world.enqueue("builder", 1)
+        world.run(1_000)
+        world.restart()
+        world.run(5 * MINUTE_MS)
+        assert len(world.relay.requests) == 1
+        world.relay.behave = lambda request: None
+        world.run(6 * MINUTE_MS)
+        assert world.numbers("builder") == [0]
+
+
+def test_a_stop_begins_no_unsafe_call_that_its_time_does_not_cover(tmp_path):
+    """With a deadline half a second away an unsafe call is not begun, a message is sent."""
+    with World(tmp_path) as world:
+        world.enqueue("caller", 1, kind="mcp-tool-call")
+        world.enqueue("builder", 1)
+        world.engine.begin_flush(world.clock.now_ms / 1_000 + 0.5)
+        world.run(100)
+        assert world.numbers("builder") == [0]
+        assert world.relay.effects == []
+        world.engine.end_flush()
+        world.run(MINUTE_MS)
+        assert len(world.relay.effects) == 1
 
 
 def test_dead_letters_tell_what_happened(tmp_path):
