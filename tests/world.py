@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import httpx
 
@@ -49,9 +50,11 @@ class TestClock(Clock):
         self.offset_ms = START_MS - self.now_ms
 
     def monotonic_ms(self) -> int:
+        """The time of this world."""
         return self.now_ms
 
     def wall_ms(self) -> int:
+        """The same, as epoch milliseconds."""
         return self.now_ms + self.offset_ms
 
 
@@ -102,6 +105,7 @@ class Relay:
     effects: list[str] = field(default_factory=list)
 
     def handle(self, http: httpx.Request) -> httpx.Response:
+        """Answer one request, as `behave` says or by storing it."""
         if http.url.path == "/api/health":
             status = self.health()
             if status == 0:
@@ -226,17 +230,19 @@ class World:
         self.wake()
 
     def close_engine(self) -> None:
+        """Give places and files back."""
         self.engine.resign()
         self.engine.delivery.files.close()
         self.engine.delivery.gate.close_state()
         self.engine.delivery.client.close()
 
     def close(self) -> None:
+        """Close everything."""
         for box in self.boxes.values():
             box.close()
         self.close_engine()
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -262,12 +268,13 @@ class World:
         return receipts
 
     def wake(self) -> None:
+        """Let the engine look at every file."""
         self.engine.wake_all(self.state.outbox_files())
 
     def run(
         self, for_ms: int | None = None, *, until: Callable[[], bool] | None = None, steps: int = 2_000_000
     ) -> None:
-        """Let the engine work, and time pass when it cannot; until nothing is left to do, or the time is over."""
+        """Let the engine work, and time pass when it cannot, until nothing is left to do or time is up."""
         end = None if for_ms is None else self.clock.now_ms + for_ms
         for _ in range(steps):
             if until is not None and until():
@@ -284,6 +291,7 @@ class World:
             self.clock.now_ms = max(self.clock.now_ms, end)
 
     def statuses(self):
+        """What each file says, by agent."""
         found = {}
         for path in self.state.outbox_files():
             with self.engine.delivery.files.borrow(path) as box:
@@ -292,6 +300,7 @@ class World:
         return found
 
     def dead(self) -> list[DeadLetter]:
+        """All dead letters."""
         found: list[DeadLetter] = []
         for path in self.state.outbox_files():
             with self.engine.delivery.files.borrow(path) as box:
@@ -299,6 +308,7 @@ class World:
         return found
 
     def attempts(self) -> int:
+        """All attempts that are counted against waiting events."""
         total = 0
         for path in self.state.outbox_files():
             with self.engine.delivery.files.borrow(path) as box:
@@ -306,4 +316,5 @@ class World:
         return total
 
     def numbers(self, agent: str) -> list[int]:
+        """The numbers of an agent's events that the relay holds, in its order."""
         return [n for n, _ in self.relay.stored[agent]]

@@ -10,18 +10,22 @@ AGENTS = [f"agent-{n}" for n in range(50)]
 
 
 def refuse(_request):
+    """Nothing listens."""
     raise Refuse
 
 
 def lose(_request):
+    """The request is read, and no answer comes."""
     raise Lose
 
 
 def login_page(_request):
+    """A page with status 200."""
     return httpx.Response(200, html="<!doctype html><title>Sign in</title>")
 
 
 def redirect(_request):
+    """A redirect to another host."""
     return httpx.Response(302, headers={"location": "https://login.example/?next=x"})
 
 
@@ -60,7 +64,7 @@ def test_a_week_of_trouble_costs_nothing(tmp_path, name):
 
 
 def test_a_week_of_pages_sends_no_unsafe_call(tmp_path):
-    """A week of 502 and sign-in pages with tool calls waiting that must not be repeated: none of them is sent."""
+    """A week of 502 and sign-in pages with unsafe tool calls waiting: none of them is sent."""
 
     def behave(request):
         return answer(502) if request.at_ms // MINUTE_MS % 2 else login_page(request)
@@ -77,7 +81,7 @@ def test_a_week_of_pages_sends_no_unsafe_call(tmp_path):
 
 
 def test_half_an_outage_for_unsafe_calls(tmp_path):
-    """502 for a week with a relay that answers health: a call that was sent has an unknown outcome, and few are."""
+    """502 for a week from a relay that answers health: the tools are asked for, no unsafe call is sent."""
     with World(tmp_path, behave=lambda r: answer(502), health=lambda: 200) as world:
         world.enqueue("builder", 30, kind="mcp-tool-call")
         world.run(7 * DAY_MS)
