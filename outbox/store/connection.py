@@ -1,4 +1,4 @@
-"""The connection to one outbox file: whose turn it is, what a transaction is, what a fork leaves of it.
+"""The connection to one outbox file: whose turn it is, what a transaction is, what becomes of it in a fork.
 
 What stands in the file is not known here.
 """
@@ -30,28 +30,28 @@ class Connection:
     the open file: whoever replaces the file holds that byte exclusively.
     """
 
-    def __init__(
-        self, path: Path, db: apsw.Connection, locks: OwnersLock, inode: Inode | None, busy_timeout_ms: int
-    ) -> None:
-        """Take over an open database; `inode` is that of the file which was opened."""
+    def __init__(self, path: Path, locks: OwnersLock, busy_timeout_ms: int) -> None:
+        """Open the file, which must be there; nothing is read yet. Raises apsw.Error."""
         self.path = path
-        self.db = db
         self.locks = locks
         self.mutex = threading.RLock()
         self.in_transaction = False
-        self.execute = db.cursor().execute  # for statements without rows, inside a transaction
         self._name = str(path)
-        self._inode = inode
+        self._inode = inode_of(self._name)
+        self.db = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE)
+        self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self.db.set_busy_timeout(busy_timeout_ms)
+        self.execute = self.db.cursor().execute  # for statements without rows, inside a transaction
         self._busy_timeout_ms = busy_timeout_ms
         self._lifecycle = lifecycle_byte(path.name)
         self._holds_file = False
         self._synchronous = ""
         self._closed = False
-        self._abandoned = False  # by a fork: the database is the parent's
         self._durable = Transaction(self, "BEGIN IMMEDIATE", "FULL")
         self._light = Transaction(self, "BEGIN IMMEDIATE", "NORMAL")
         self._snapshot = Transaction(self, "BEGIN", "")
-        _connections.add(self)
+        with _forking:
+            _connections.add(self)
 
     # Reading -----------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Connection:
         After a passive one the next commit writes the log anew from its start: a full disk then takes it.
         """
         with self.mutex:
-            if self.closed:
+            if self._closed:
                 return
             self.db.set_busy_timeout(0)
             with contextlib.suppress(apsw.Error):
@@ -127,7 +127,7 @@ class Connection:
 
     def require_open(self) -> None:
         """Raise StoreClosed after `close`, and in a forked child."""
-        if self._closed or self._abandoned:
+        if self._closed:
             raise StoreClosed(f"The outbox {self.path.name} is closed. Nothing was stored.")
 
     def take_file(self, synchronous: str) -> None:
@@ -146,7 +146,7 @@ class Connection:
     def leave(self) -> None:
         """End a transaction; one that is still open here is rolled back."""
         try:
-            if not self.closed and self.db.in_transaction:
+            if not self._closed and self.db.in_transaction:
                 with contextlib.suppress(apsw.Error):
                     self.db.execute("ROLLBACK")
         finally:
@@ -165,25 +165,25 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called, or a fork left the connection behind."""
-        return self._closed or self._abandoned
+        """Whether `close` was called, or this is a forked child and the connection was its parent's."""
+        return self._closed
 
     def close(self, *, checkpoint: bool = False) -> None:
         """Close; a short-lived producer leaves the checkpoint, and its flushes, to the daemon."""
         with self.mutex:
-            if self.closed:
+            if self._closed:
                 return
             self._closed = True
             if checkpoint:
                 self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             self.db.close()
 
-    def abandon(self) -> None:
-        """In a forked child: leave the database to the parent, for good. It must not even be closed here."""
-        if not self.closed:
-            _parents_databases.append(self.db)
-        self._abandoned = True
-        self.mutex = threading.RLock()  # a thread that only the parent has may hold the old one
+    def leave_to_parent(self) -> None:
+        """Close the child's copy; the parent's connection and its locks are not affected."""
+        self._closed = True
+        with contextlib.suppress(apsw.Error):
+            self.db.close()
+        self.mutex = threading.RLock()
 
 
 class Transaction:
@@ -248,15 +248,37 @@ def inode_of(name: str) -> Inode | None:
     return status.st_dev, status.st_ino
 
 
-# A child must not use its parent's connections, nor close them (sqlite.org/howtocorrupt.html, 2.7).
+# Forks. SQLite keeps one table of locks for each file in a process. A child that inherited it would take locks
+# for held that only its parent holds, and lose its events when another process removes the log. So a fork waits
+# until no thread is inside SQLite; the child closes its copies, which empties the table, and opens its own.
+
 _connections: WeakSet[Connection] = WeakSet()
-_parents_databases: list[apsw.Connection] = []
+_forking = threading.RLock()
+_held: list[Connection] = []
 
 
-def _abandon_after_fork() -> None:
+def _before_fork() -> None:
+    _forking.acquire()
     for connection in list(_connections):
-        connection.abandon()
+        connection.mutex.acquire()
+        _held.append(connection)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().mutex.release()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    global _forking  # noqa: PLW0603 - the parent's belongs to a thread that goes on there
+    for connection in _held:
+        connection.leave_to_parent()
+    _held.clear()
     _connections.clear()
+    _forking = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_abandon_after_fork)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

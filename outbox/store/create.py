@@ -58,11 +58,12 @@ def _fill(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> None
     try:
         connection.pragma("synchronous", "OFF")
         connection.pragma("auto_vacuum", "INCREMENTAL")
-        with connection:
-            connection.execute(schema.CREATE)
-            connection.execute(statements.INSERT_OUTBOX, (agent, stream, now_ms, rules))
-            connection.pragma("application_id", schema.APPLICATION_ID)
-            connection.pragma("user_version", schema.VERSION)
+        connection.execute("BEGIN")
+        connection.execute(schema.CREATE)
+        connection.execute(statements.INSERT_OUTBOX, (agent, stream, now_ms, rules))
+        connection.pragma("application_id", schema.APPLICATION_ID)
+        connection.pragma("user_version", schema.VERSION)
+        connection.execute("COMMIT")
         connection.pragma("journal_mode", "WAL")
     finally:
         connection.close()

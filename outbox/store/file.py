@@ -12,7 +12,7 @@ from outbox.bounds import Bounds
 from outbox.errors import StoreBusy, StoreDamaged, StoreError, StoreHeld, StoreTooNew
 from outbox.event import Limits
 from outbox.store import schema, statements
-from outbox.store.connection import Connection, Inode, inode_of
+from outbox.store.connection import Connection
 from outbox.store.directory import StateDirectory, file_name, is_regular
 from outbox.store.faults import FAULTS, store_error
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
@@ -27,31 +27,51 @@ _VACUUM_STEPS = 64
 class OutboxFile(Connection):
     """The open file of one agent's outbox. Made by `open_outbox`."""
 
-    def __init__(
-        self,
-        state: StateDirectory,
-        path: Path,
-        db: apsw.Connection,
-        *,
-        locks: OwnersLock,
-        inode: Inode | None,
-        busy_timeout_ms: int,
-    ) -> None:
-        """Take over a database that was checked; raises StoreDamaged when it is another agent's."""
-        super().__init__(path, db, locks, inode, busy_timeout_ms)
+    def __init__(self, state: StateDirectory, path: Path, locks: OwnersLock, busy_timeout_ms: int) -> None:
+        """Open a file that is there, and check what it is before anything is written to it."""
+        super().__init__(path, locks, busy_timeout_ms)
         self.state = state
         self.folder = str(path.parent)
         self._sender = sender_byte(path.name)
         self._rules_text = ""
         self._body_limit: int | None = None
         self.limits, self.bounds = Limits(), Bounds()
-        self.agent, self.stream, rules = self.one(statements.READ_IDENTITY)
-        if file_name(self.agent) != path.name:
-            raise StoreDamaged(
-                f"The file {path.name} holds the outbox of {self.agent!r}, whose place is "
-                f"{file_name(self.agent)}. It was left alone. Give it its own name again."
+        try:
+            with self.mutex:
+                self._check()
+                self.agent, self.stream = self._identity()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        db, name = self.db, self.path.name
+        version = db.pragma("user_version")
+        if db.pragma("application_id") != schema.APPLICATION_ID or version < 1:
+            raise StoreDamaged(f"The file {name} is no outbox. It was left alone. Run: outbox doctor")
+        if version > schema.VERSION:
+            raise StoreTooNew(
+                f"The file {name} was written by a newer release (format {version}; this one knows "
+                f"{schema.VERSION}). It was not touched. Upgrade relay-outbox to read it."
             )
+        if db.pragma("journal_mode") != "wal" and db.pragma("journal_mode", "wal") != "wal":
+            raise StoreError(
+                f"The file {name} cannot have a write-ahead log, without which events are not safe. "
+                "Nothing was stored. Move the state directory to a local file system."
+            )
+        db.pragma("journal_size_limit", _JOURNAL_LIMIT_BYTES)
+
+    def _identity(self) -> tuple[str, str]:
+        agent, stream, rules = self.one(statements.READ_IDENTITY)
+        if file_name(agent) != self.path.name:
+            raise StoreDamaged(
+                f"The file {self.path.name} holds the outbox of {agent!r}, whose place is "
+                f"{file_name(agent)}. It was left alone. Give it its own name again."
+            )
+        if self.was_replaced:
+            raise StoreBusy(f"The file {self.path.name} was just replaced. Nothing was stored; try again.")
         self.learn_rules(rules)
+        return agent, stream
 
     # Rules -------------------------------------------------------------------------------------------------
 
@@ -125,25 +145,15 @@ def open_outbox(state: StateDirectory, path: Path, *, busy_timeout_ms: int = BUS
     if not locks.take_shared(byte, busy_timeout_ms / 1_000):
         raise StoreBusy(f"The file {path.name} is just being replaced. Nothing was stored; try again.")
     try:
-        inode = _look_at(path)
-        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            _prepare(db, path, busy_timeout_ms)
-            box = OutboxFile(state, path, db, locks=locks, inode=inode, busy_timeout_ms=busy_timeout_ms)
-            _require_same(box)
-        except BaseException:
-            db.close()
-            raise
+        _look_at(path)
+        return OutboxFile(state, path, locks, busy_timeout_ms)
     except FAULTS as error:
         raise store_error(error, path) from error
-    else:
-        return box
     finally:
         locks.give_shared(byte)
 
 
-def _look_at(path: Path) -> Inode | None:
-    """Which file it is, before it is opened, so that one that takes its place meanwhile is noticed."""
+def _look_at(path: Path) -> None:
     if not os.path.lexists(path):
         raise StoreError(f"There is no file {path.name}. Nothing was changed.")
     if not is_regular(path):
@@ -152,29 +162,3 @@ def _look_at(path: Path) -> Inode | None:
         )
     if not path.stat().st_size:
         raise StoreDamaged(f"The file {path.name} is empty. It was left alone. Run: outbox doctor")
-    return inode_of(str(path))
-
-
-def _require_same(box: OutboxFile) -> None:
-    if box.was_replaced:
-        raise StoreBusy(f"The file {box.path.name} was just replaced. Nothing was stored; try again.")
-
-
-def _prepare(db: apsw.Connection, path: Path, busy_timeout_ms: int) -> None:
-    """Check what the file is before anything is written to it, and set what holds for a connection."""
-    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    db.set_busy_timeout(busy_timeout_ms)
-    version = db.pragma("user_version")
-    if db.pragma("application_id") != schema.APPLICATION_ID or version < 1:
-        raise StoreDamaged(f"The file {path.name} is no outbox. It was left alone. Run: outbox doctor")
-    if version > schema.VERSION:
-        raise StoreTooNew(
-            f"The file {path.name} was written by a newer release (format {version}; this one knows "
-            f"{schema.VERSION}). It was not touched. Upgrade relay-outbox to read it."
-        )
-    if db.pragma("journal_mode") != "wal" and db.pragma("journal_mode", "wal") != "wal":
-        raise StoreError(
-            f"The file {path.name} cannot have a write-ahead log, without which events are not safe. "
-            "Nothing was stored. Move the state directory to a local file system."
-        )
-    db.pragma("journal_size_limit", _JOURNAL_LIMIT_BYTES)
