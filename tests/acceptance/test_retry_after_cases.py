@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from world import MINUTE_MS, World
+from world import MINUTE_MS, World, answer
 
 CASES = json.loads((Path(__file__).parents[1] / "cases" / "relay" / "retry_after.json").read_text("utf-8"))[
     "cases"
@@ -125,3 +125,26 @@ def test_the_ceiling_is_a_setting(setting_s, tmp_path):
         world.run(10 * MINUTE_MS)
         least = max(setting_s * 1_000, FIRST_BACKOFF_MS[0])
         assert least <= tries_of(world, "patient")[1] <= least + JITTER_MS
+
+
+# Calls that must not be repeated, put off without a Retry-After ------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["tools/call", "tools/list"])
+@pytest.mark.parametrize("status", [401, 403, 429, 503])
+def test_a_call_that_is_put_off_waits_longer_each_time(status, method, tmp_path):
+    """Ten minutes of it are some twenty tries by backoff, though health or asking for the tools succeeds."""
+
+    def behave(request):
+        return answer(status) if method.encode() in request.body else None
+
+    with World(tmp_path, behave=behave) as world:
+        world.enqueue("patient", 2, kind="mcp-tool-call")
+        world.run(10 * MINUTE_MS)
+        put_off = [request for request in world.relay.requests if method.encode() in request.body]
+        assert len(put_off) <= 30
+        assert world.dead() == []
+        world.relay.behave = lambda _request: None
+        world.run(2 * MINUTE_MS)
+        assert world.numbers("patient") == [0, 1]
+        assert len(world.relay.effects) == 2
