@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, cast
 
@@ -21,12 +22,31 @@ from outbox.store.relay_state import RelayState
 from relay_client import NoToken, RelayClient, StaticToken, TokenFile, TokenSource
 
 
-def token_source(settings: Settings) -> TokenSource:
+class ToldTokens:
+    """A token source that tells of each token it hands out, so that it can be masked in logs."""
+
+    def __init__(self, source: TokenSource, tell: Callable[[str | None], None]) -> None:
+        """Wrap `source`."""
+        self._source = source
+        self._tell = tell
+        self.refresh, self.describe, self.fingerprint = source.refresh, source.describe, source.fingerprint
+
+    def token(self) -> str | None:
+        """The token to send now; raises TokenUnavailable."""
+        token = self._source.token()
+        self._tell(token)
+        return token
+
+
+def token_source(settings: Settings, on_token: Callable[[str | None], None] | None = None) -> TokenSource:
     """Where the token comes from: a value, a file, or nowhere."""
     relay = settings.relay
+    source: TokenSource = NoToken()
     if relay.token is not None:
-        return StaticToken(relay.token)
-    return TokenFile(Path(relay.token_file)) if relay.token_file is not None else NoToken()
+        source = StaticToken(relay.token)
+    elif relay.token_file is not None:
+        source = TokenFile(Path(relay.token_file))
+    return source if on_token is None else ToldTokens(source, on_token)
 
 
 def routes_of(settings: Settings) -> Routes:
@@ -76,7 +96,12 @@ def relay_client(settings: Settings) -> RelayClient:
 
 
 def build_engine(
-    settings: Settings, state: StateDirectory, *, log: Log = silent, clock: Clock | None = None
+    settings: Settings,
+    state: StateDirectory,
+    *,
+    log: Log = silent,
+    clock: Clock | None = None,
+    on_token: Callable[[str | None], None] | None = None,
 ) -> Engine:
     """Everything that delivers the events of a state directory; nothing is sent before it is woken."""
     clock = clock or Clock()
@@ -93,7 +118,7 @@ def build_engine(
         max_stuck_ms=round(settings.delivery.max_stuck_s * 1_000),
     )
     gate.on_change = log
-    tokens = token_source(settings)
+    tokens = token_source(settings, on_token)
     gate.token_from = tokens.describe()
     return Engine(
         Delivery(

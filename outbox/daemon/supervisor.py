@@ -21,6 +21,7 @@ from typing import Any
 
 from outbox.daemon.compose import build_engine, relay_client
 from outbox.daemon.flush import Flush, FlushReport, dismiss, report_to_json
+from outbox.daemon.logs import register_secret
 from outbox.delivery.engine import Engine
 from outbox.delivery.shared import Log
 from outbox.errors import OutboxError, StoreError, UsageError
@@ -88,7 +89,7 @@ class Daemon:
         try:
             self._quiet_until_ms = now_ms + HOUR_MS
             self._clock_offset_ms = self._offset_ms()
-            self.engine = build_engine(self.settings, self.state, log=self.log)
+            self.engine = build_engine(self.settings, self.state, log=self.log, on_token=register_secret)
             with bind_wake_socket(self.state.wake_socket) as wake, self._hearing() as kicked:
                 self._serve(wake, kicked)
         finally:
@@ -234,7 +235,8 @@ class Daemon:
         old.resign()
         old.delivery.gate.close_state()  # the new gate begins with what the old one knew last
         self.log("reloaded", {"changes": describe_changes(self.settings, new) or ["nothing"]})
-        self.settings, self.engine = new, build_engine(new, self.state, log=self.log)
+        engine = build_engine(new, self.state, log=self.log, on_token=register_secret)
+        self.settings, self.engine = new, engine
         self._start_engine()
         dismiss(old, 0.0)
 
