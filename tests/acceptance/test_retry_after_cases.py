@@ -127,7 +127,7 @@ def test_the_ceiling_is_a_setting(setting_s, tmp_path):
         assert least <= tries_of(world, "patient")[1] <= least + JITTER_MS
 
 
-# Calls that must not be repeated, put off without a Retry-After ----------------------------------------------
+# Calls that must not be repeated, put off without a Retry-After ------------------------------
 
 
 @pytest.mark.parametrize("method", ["tools/call", "tools/list"])
