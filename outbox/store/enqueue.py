@@ -86,7 +86,7 @@ def enqueue(box: OutboxFile, events: Sequence[Accepted], *, now_ms: int) -> list
     An error concerns its own event alone, and leaves what was there as it was: `key_reused` (UsageError) or
     StoreFull. Raises StoreBusy, StoreFull or StoreError when nothing at all could be stored.
     """
-    _refuse_on_full_disk(box)
+    require_free_disk(box)
     with box.transaction(durable=True):
         row = box.one(sql.READ_FOR_ENQUEUE)
         box.learn_rules(row[0])
@@ -104,8 +104,8 @@ def _as_it_is_now(result: Receipt | OutboxError, book: _Book) -> Receipt | Outbo
 
 
 def _take(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> Receipt | OutboxError:
-    if event.key_given and (known := _known(box, event, book.claimed_through)):
-        return known
+    if event.key_given and (first := known(box, event, book.claimed_through)):
+        return first
     wire = event.wire_payload
     if event.dedupe_key is not None or not book.fits(len(wire), box.bounds):
         refusal = _clear_the_way(box, book, event, now_ms)
@@ -124,7 +124,7 @@ def _take(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> Receipt
             now_ms,
             event.digest,
             event.dedupe_key,
-            _extra(event),
+            extra_text(event),
             row_checksum(box.stream, seq, event.kind, event.key, event.occurred_at_ms, wire),
         ),
     )
@@ -134,7 +134,7 @@ def _take(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> Receipt
 _ACCEPTED = str(move(State.NEW, Act.ENQUEUE))
 
 
-def _extra(event: Accepted) -> str | None:
+def extra_text(event: Accepted) -> str | None:
     """What else belongs to the event, as JSON, or None. What is JSON already is joined as text."""
     parts: list[str] = []
     if event.tool is not None:
@@ -156,7 +156,7 @@ def _extra(event: Accepted) -> str | None:
     return f"{{{','.join(parts)}}}" if parts else None
 
 
-def _known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | UsageError | None:
+def known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | UsageError | None:
     """The receipt of the first event with this key, if it is remembered; a refusal if it was another."""
     if row := box.maybe(sql.FIND_WAITING_KEY, event.key):
         seq, kind, digest = row
@@ -245,7 +245,8 @@ def _full(box: OutboxFile, book: _Book, size: int) -> StoreFull:
     )
 
 
-def _refuse_on_full_disk(box: OutboxFile) -> None:
+def require_free_disk(box: OutboxFile) -> None:
+    """Raise StoreFull when less disk is free than is to stay so: nothing more is accepted then."""
     least = box.bounds.min_free_disk_bytes
     if not least:
         return
