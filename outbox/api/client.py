@@ -1,4 +1,4 @@
-"""A client of the daemon's local socket, for commands: one request, one answer. Synchronous, standard library only."""
+"""A client of the daemon's local socket, for commands: one request, one answer. Standard library only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LocalClient:
     def post(self, path: str, value: Any, timeout_s: float = 10.0) -> tuple[int, Any]:
         """Post a JSON value; the status and the JSON value of the answer (None when there is none).
 
-        `timeout_s` bounds each wait for the daemon. Raises Unavailable when it is not there, does not answer in
-        time, or does not speak HTTP.
+        `timeout_s` bounds each wait for the daemon. Raises Unavailable when it is not there, does not answer
+        in time, or does not speak HTTP.
         """
         return self._ask("POST", path, json.dumps(value), timeout_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outbox.event import BUILT_IN_KINDS
@@ -50,7 +50,8 @@ def find_obstacle(
     """The first of these that is the case.
 
     paused; empty; no_daemon; the agent's own wait while its time runs; the gate; the path of the head's kind
-    (`paths` names it); the agent's own wait when its time is over; in_flight; ready.
+    (`paths` names it); the agent's own wait when its time is over; in_flight; ready. The next try is told for
+    the last of all that hold it.
     """
     head, own = status.head, status.blocked
     if status.paused_at_ms is not None:
@@ -60,15 +61,15 @@ def find_obstacle(
     if not sending:
         return Obstacle("no_daemon", Scope.SENDER, head.accepted_at_ms, detail="nobody sends")
     path = paths.get(head.kind) or _last_path(head)
-    if own is not None and (own.next_try_at_ms or 0) > now_ms:
-        return _own(own, path)
-    if gate := _closed(facts.get("gate"), Scope.RELAY):
-        return gate
-    if held := _closed(facts.get(f"path:{path}"), Scope.PATH, path):
-        return held
-    if own is not None:
-        return _own(own, path)
-    return Obstacle("in_flight" if status.in_flight else "ready", Scope.NOTHING)
+    gate = _closed(facts.get("gate"), Scope.RELAY)
+    held = _closed(facts.get(f"path:{path}"), Scope.PATH, path)
+    mine = _own(own, path) if own is not None else None
+    running = mine if mine and (mine.next_try_at_ms or 0) > now_ms else None
+    first = running or gate or held or mine
+    if first is None:
+        return Obstacle("in_flight" if status.in_flight else "ready", Scope.NOTHING)
+    moments = [found.next_try_at_ms for found in (gate, held, mine) if found and found.next_try_at_ms]
+    return replace(first, next_try_at_ms=max(moments, default=None))
 
 
 def _last_path(head: Head) -> str:

@@ -75,7 +75,6 @@ class Telling:
 
     def _parts(self) -> Mapping[str, str]:
         found = self._found
-        path_facts = self._facts.get(f"path:{found.path}") or {}
         return {
             "detail": _detail(found),
             "when": self._when(),
@@ -86,10 +85,18 @@ class Telling:
             "path": printable(found.path) or "its path",
             "url": printable((self._facts.get("gate") or {}).get("url", "")) or "relay.url",
             "source": printable((self._facts.get("auth") or {}).get("source", "")) or "relay.token_file",
-            "run": count(path_facts.get("inARow", 0), "event") if path_facts.get("inARow") else "events",
+            "run": self._run(),
             "agent": command_word(self._status.agent),
             "skip": self._skip(),
         }
+
+    def _run(self) -> str:
+        """How many dead letters in a row the path has made; of the worst path where the relay is meant."""
+        paths = [fact for name, fact in self._facts.items() if name.startswith("path:") and fact]
+        own = self._facts.get(f"path:{self._found.path}")
+        runs = [fact.get("inARow", 0) for fact in ([own] if own else paths)]
+        longest = max(runs, default=0)
+        return count(longest, "event") if longest else "events"
 
     def _when(self) -> str:
         found = self._found
@@ -178,6 +185,11 @@ _RELAY: Mapping[str, Sentences] = {
     "gateway": ("A gateway answers in the relay's place{detail}{when}.", _SAFE),
     "failed": ("The relay fails on everything{detail}{when}.", _SAFE, "The cause is in the relay's own log."),
     "lost": ("The relay takes requests and gives no whole answer{detail}{when}.", _SAFE),
+    "mass_rejection": (
+        "The relay fails on everything{detail}{when}, and the last {run} became dead letters in a row.",
+        "A broken relay must not empty the queue: what waits stays, and goes on once an event is accepted.",
+        "To give it another chance at once: outbox resume",
+    ),
 }
 _OTHER_RELAY = ("The relay is in trouble{detail}{when}.", _SAFE)
 

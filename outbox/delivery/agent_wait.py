@@ -61,7 +61,7 @@ class AgentWait:
         """
         asked_ms = reading.retry_after_ms
         own = verdict.effect in {Effect.AGENT, Effect.WORKS} or verdict.counts
-        mended = reading.sort is Sort.FORBIDDEN and self._d.tokens.refresh()
+        mended = reading.sort in {Sort.FORBIDDEN, Sort.UNAUTHORIZED} and own and self._d.tokens.refresh()
         if mended or not (own or asked_ms is not None):
             self.until_ms, self.blocked = 0, None
             return False

@@ -209,12 +209,10 @@ class Gate:
             if self._shut(self._relay, "", reason, detail, again=permit.probe):
                 self._allowed = 1
                 self._needs_proof = True
-                self.era_known = False
 
     def hold_path(self, permit: Permit, reason: str, detail: str) -> None:
         """This path is in trouble; the others are not concerned."""
         with self._mutex:
-            self.era_known = False
             valve = self._facts(permit.path).valve
             self._shut(valve, permit.path, reason, detail, again=permit.path_probe)
 

@@ -6,6 +6,7 @@ what becomes of the events in settling.py, what is known of the relay in gate.py
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,13 +18,12 @@ from outbox.delivery.parcel import Form, Parcel, group, key_of, origin_of, singl
 from outbox.delivery.parts import ArchiveProgress
 from outbox.delivery.settling import Sending, Settler
 from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
-from outbox.delivery.verdict import Effect, judge
 from outbox.outcome import Reason, Release
 from outbox.store.file import OutboxFile
 from outbox.store.inspect import read_status
 from outbox.store.people import is_paused
 from outbox.store.receipts import forget_old
-from outbox.store.row import Row
+from outbox.store.row import Row, first_try_as_head_ms
 from outbox.store.sending import Claim, claim, clear_blocked, head, note_blocked, recover
 from outbox.wire_text import archive_chunks
 from relay_client import Sort, TokenUnavailable
@@ -151,7 +151,7 @@ class Pump:
             return Reason.DAMAGED, "the stored text does not match its checksum"
         if self._d.gate.is_dead_end(path):
             return Reason.NO_ENDPOINT, f"the relay has no {path}"
-        if self._d.gate.is_stuck(row.first_try_at_ms, self._d.token_name()):
+        if self._d.gate.is_stuck(first_try_as_head_ms(row.history), self._d.token_name()):
             blocked = self._settler.wait.blocked
             return Reason.STUCK, f"held for too long: {blocked.reason}" if blocked else "held for too long"
         return None
@@ -199,13 +199,14 @@ class Pump:
             return Sleep(None)
         if reading.sort is Sort.ACCEPTED:
             self._d.gate.era_known = True
-            self._d.gate.works(sending.permit)
             return None
-        verdict = judge(reading, unsafe=False, works=self._settler.witness.proves(reading, sending.path))
-        self._settler.report(sending, verdict, reading)
-        if verdict.effect in {Effect.AGENT, Effect.WORKS}:
-            self._d.gate.hold_path(sending.permit, verdict.hold or str(reading.sort), reading.detail)
-        return AtGate(sending.path)
+        asked = dataclasses.replace(sending, unsafe=False)  # the call itself was not sent
+        if reading.sort is Sort.NO_ENDPOINT:
+            taken = self._claim_head(sending.box)
+            return Again() if taken is None else self._settler.each(asked, taken, [reading])
+        verdict = self._settler.judge(asked, reading)
+        self._settler.report(asked, verdict, reading)
+        return self._settler.wait_only(asked, reading, verdict)
 
     # Claims and requests -----------------------------------------------------------------------------------
 
@@ -221,12 +222,15 @@ class Pump:
 
         return choose
 
-    def _bury_unsent(self, box: OutboxFile, reason: Reason, detail: str, path: str) -> Turn:
+    def _claim_head(self, box: OutboxFile) -> Claim | None:
         def choose(rows: Iterator[Row]) -> list[Row]:
             row = next(rows, None)
             return [row] if row and row.seq == self._head_seq else []
 
-        taken = claim(box, choose, unsafe=False, now_ms=self._d.clock.wall_ms())
+        return claim(box, choose, unsafe=False, now_ms=self._d.clock.wall_ms())
+
+    def _bury_unsent(self, box: OutboxFile, reason: Reason, detail: str, path: str) -> Turn:
+        taken = self._claim_head(box)
         return Again() if taken is None else self._settler.unsent(box, taken, reason, detail, path)
 
     def _send_run(self, sending: Sending, taken: Claim) -> Turn:

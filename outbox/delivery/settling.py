@@ -14,7 +14,7 @@ from outbox.delivery.exchange import Cut
 from outbox.delivery.gate import Permit
 from outbox.delivery.grouping import Grouping
 from outbox.delivery.parcel import Parcel
-from outbox.delivery.shared import Again, Delivery, Sleep, Turn
+from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
 from outbox.delivery.verdict import Effect, Step, Verdict, judge, judge_group
 from outbox.delivery.witness import Witness
 from outbox.errors import StoreError, StoreHeld
@@ -22,7 +22,7 @@ from outbox.outcome import Ack, Blocked, Bury, Reason, Release, Settlement, Trou
 from outbox.policy import schedule_of
 from outbox.store.file import OutboxFile
 from outbox.store.row import Row
-from outbox.store.sending import Claim, settle
+from outbox.store.sending import Claim, note_blocked, settle
 from relay_client import Reading, Sort
 
 WHOLE_ANSWERS = frozenset((Sort.REFUSED, Sort.TOO_LARGE, Sort.CONFLICT, Sort.UNCLEAR_BATCH, Sort.NO_ENDPOINT))
@@ -143,6 +143,15 @@ class Settler:
         self._write(box, taken, settlements)
         return Sleep(self.wait.until_ms) if self.wait.until_ms else Again()
 
+    def wait_only(self, sending: Sending, reading: Reading, verdict: Verdict) -> Turn:
+        """Nothing was claimed: only the agent, or the gate, waits."""
+        if self.wait.after(reading, verdict, 0) and self.wait.blocked:
+            self._log("held", reason=self.wait.blocked.reason, detail=self.wait.blocked.detail)
+        if not self.wait.until_ms:
+            return AtGate(sending.path)
+        note_blocked(sending.box, self.wait.blocked)
+        return Sleep(self.wait.until_ms)
+
     def _write(self, box: OutboxFile, taken: Claim, settlements: list[Settlement]) -> None:
         try:
             settle(box, taken, settlements, now_ms=self._d.clock.wall_ms(), blocked=self.wait.blocked)
@@ -231,6 +240,7 @@ class Settler:
                 spent = reading.sort in {Sort.FAILED, Sort.LOST} and gate.budget_spent(sending.path)
                 gate.close(permit, "mass_rejection" if spent else verdict.hold, reading.detail)
             case Effect.HOLD_PATH:
+                gate.era_known = gate.era_known and sending.path != self._d.routes.mcp
                 gate.hold_path(permit, verdict.hold, reading.detail)
             case Effect.TOKEN:
                 gate.close(permit, "unauthorized", reading.detail)

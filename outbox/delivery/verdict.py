@@ -62,6 +62,7 @@ _EVIDENCE = {
     Sort.GATEWAY: Evidence.ACCEPTANCE,
     Sort.NOT_A_RELAY: Evidence.ACCEPTANCE,
     Sort.REDIRECTED: Evidence.ACCEPTANCE,
+    Sort.UNAUTHORIZED: Evidence.ACCEPTANCE,
 }
 
 _WAITS_THOUGH_UNSAFE = {Sort.UNAUTHORIZED, Sort.FORBIDDEN, Sort.UNREACHABLE, Sort.NO_ENDPOINT}
@@ -104,7 +105,8 @@ def _judge_safe(reading: Reading, *, works: bool) -> Verdict:
         case Sort.IN_PROGRESS:
             return Verdict(Step.RELEASE, Effect.WORKS, hold="in_progress")
         case Sort.UNAUTHORIZED:
-            return Verdict(Step.RELEASE, Effect.TOKEN, hold="unauthorized")
+            effect = Effect.AGENT if works else Effect.TOKEN
+            return Verdict(Step.RELEASE, effect, hold="unauthorized")
         case Sort.FORBIDDEN:
             return Verdict(Step.RELEASE, Effect.WORKS, hold="forbidden")
         case Sort.NO_ENDPOINT:

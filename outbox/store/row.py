@@ -13,6 +13,7 @@ from outbox.outcome import Trouble
 _SHAPES = frozenset(("object", "value", "batch", "tool", "archive", "gap"))
 _HISTORY_LENGTH = 20
 _UNSOUND = False
+CRASHED = "crashed"  # the reason of an entry: its sender died
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,18 @@ def longer_history(history: str, trouble: Trouble | None) -> str:
     fields = dataclasses.asdict(trouble)
     fields.pop("excerpt")
     entry = {name: value for name, value in fields.items() if value not in (None, "")}
-    return json.dumps([*read_history(history), entry][-_HISTORY_LENGTH:], separators=(",", ":"))
+    entries = [*read_history(history), entry]
+    if len(entries) > _HISTORY_LENGTH:
+        entries = [entries[0], *entries[1 - _HISTORY_LENGTH :]]  # the first one tells since when
+    return json.dumps(entries, separators=(",", ":"))
+
+
+def first_try_as_head_ms(history: str) -> int | None:
+    """When the event first went out as the head and came back; a crash with it in flight does not count."""
+    for entry in read_history(history):
+        if entry.get("reason") != CRASHED and isinstance(entry.get("at_ms"), int):
+            return int(entry["at_ms"])
+    return None
 
 
 def read_history(text: str | bytes | None) -> list[dict[str, Any]]:

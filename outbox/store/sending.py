@@ -20,7 +20,7 @@ from outbox.store import statements as sql
 from outbox.store.dead import bury_row
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember
-from outbox.store.row import Row, longer_history, sender_row, storable
+from outbox.store.row import CRASHED, Row, longer_history, sender_row, storable
 from outbox.wire_text import Stamp, make_wire
 
 _CRASHES_FOR_BLAME = 3
@@ -170,7 +170,7 @@ def recover(box: OutboxFile, *, now_ms: int) -> list[int]:
             return unknown
         for (seq,) in box.rows(sql.CLAIMED_SEQS, claimed_through):
             row = sender_row(box.stream, box.one(sql.WAITING_ROW, seq))
-            trouble = Trouble(now_ms, "crashed", detail="the sender died while this was in flight")
+            trouble = Trouble(now_ms, CRASHED, detail="the sender died while this was in flight")
             if unsafe:
                 move(State.IN_FLIGHT, Act.BURY)
                 bury_row(box, row, Bury(seq, Reason.OUTCOME_UNKNOWN, row.attempts, trouble), now_ms)
