@@ -24,10 +24,12 @@ from outbox.setting_types import (
     RelayPath,
     RelayUrl,
     Seconds,
+    SecretUrl,
     SettingType,
     Size,
     Token,
     Whole,
+    Words,
 )
 
 BUILT_IN = "built-in"
@@ -85,6 +87,7 @@ class BoundsSettings:
     overflow: str = _key(DROP_OLDEST, Choice((DROP_OLDEST, REFUSE)))
     receipt_window_s: float = _key(7.0 * _DAY_S, Seconds(0, _CENTURY_S))
     receipt_max_bytes: int = _key(64 * _MIB, Size(0, 2**50))
+    retire_after_s: float = _key(30.0 * _DAY_S, Seconds(0, _CENTURY_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class DeliverySettings:
     workers: int = _key(32, Whole(1, 1000), restart=True)
     batch_max_items: int = _key(100, Whole(1, 10_000))
     batch_max_bytes: int = _key(_MIB, Size(_KIB, _GIB))
+    max_rate_per_s: int = _key(0, Whole(0, 10**6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,16 @@ class McpSettings:
     idempotent: bool = _key(default=False, of=Flag())
     safe_to_repeat: tuple[str, ...] = _key((), Names())
     timeout_s: float = _key(120.0, Seconds(0.001, _DAY_S))
+
+
+@dataclass(frozen=True, slots=True)
+class NotifySettings:
+    """`[notify]`: whom the daemon tells when a person should look."""
+
+    command: tuple[str, ...] = _key((), Words())
+    url: str | None = _key(None, SecretUrl())
+    alert_after_s: float = _key(900.0, Seconds(0.1, 365 * _DAY_S))
+    min_interval_s: float = _key(60.0, Seconds(0.1, 7 * _DAY_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +156,7 @@ class Settings:
     events: EventSettings = EventSettings()
     delivery: DeliverySettings = DeliverySettings()
     mcp: McpSettings = McpSettings()
+    notify: NotifySettings = NotifySettings()
     daemon: DaemonSettings = DaemonSettings()
     kinds: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -206,6 +221,7 @@ SECTIONS = {
     "events": "events",
     "delivery": "delivery",
     "mcp": "mcp",
+    "notify": "notify",
     "daemon": "daemon",
 }
 

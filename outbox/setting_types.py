@@ -7,6 +7,7 @@ Each `read` raises Unfit with the rest of a sentence that starts with the settin
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
@@ -168,6 +169,25 @@ def _port(netloc: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class SecretUrl(Token):
+    """An http or https address that is a secret as a whole: whoever knows it may post there. Never shown."""
+
+    def read(self, raw: Any) -> str | None:
+        """The address as it was given, or None."""
+        text = Token.read(self, raw)
+        if text is None:
+            return None
+        try:
+            parts = urlsplit(text)
+            known = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            raise Unfit("is no address; write https://HOST/PATH")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class RelayPath(_Shown):
     """A path at the relay, joined to the base address."""
 
@@ -289,6 +309,23 @@ class Names(_Shown):
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise Unfit('is no list of names; write ["one", "two"]')
         return tuple(dict.fromkeys(stripped for name in names if (stripped := name.strip())))
+
+
+@dataclass(frozen=True, slots=True)
+class Words(_Shown):
+    """A program and its arguments; in text they are split and quoted as in a shell, which is never run."""
+
+    def read(self, raw: Any) -> tuple[str, ...]:
+        """The words; none means: not set."""
+        try:
+            words = shlex.split(raw) if isinstance(raw, str) else raw
+        except ValueError:
+            raise Unfit("has a quotation mark without its other half") from None
+        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+            raise Unfit('is no command; write ["program", "argument"]')
+        if any("\0" in word for word in words) or (words and not words[0].strip()):
+            raise Unfit("names no program")
+        return tuple(words)
 
 
 def _written(raw: Any) -> str:

@@ -11,11 +11,13 @@ from outbox.setting_types import (
     RelayPath,
     RelayUrl,
     Seconds,
+    SecretUrl,
     Size,
     Text,
     Token,
     Unfit,
     Whole,
+    Words,
     WrittenFloat,
     relay_url,
 )
@@ -239,8 +241,47 @@ def test_whatever_is_given_as_an_address_is_an_address_or_unfit(text):
 @settings(deadline=None)
 def test_whatever_is_given_is_shown_on_one_line(raw):
     """A message stays one line, whatever stands in the file."""
-    for of in (Text(), Whole(0, 5), RelayUrl(), Names(), Token()):
+    for of in (Text(), Whole(0, 5), RelayUrl(), Names(), Token(), Words(), SecretUrl()):
         shown = of.show(raw)
         assert "\n" not in shown
         assert "\x1b" not in shown
         assert len(shown) <= 201
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (["mail", "-s", "two words"], ("mail", "-s", "two words")),
+        ("mail -s 'two words' root", ("mail", "-s", "two words", "root")),
+        ("", ()),
+        ([], ()),
+    ],
+)
+def test_commands(raw, words):
+    """A list as it is, or text split as a shell would."""
+    assert Words().read(raw) == words
+
+
+@pytest.mark.parametrize("raw", ["one 'two", ["a", 1], 5, True, {"a": "b"}, ["", "x"], ["a\0b"]])
+def test_no_commands(raw):
+    """What cannot be run is refused when it is read, not when it is needed."""
+    with pytest.raises(Unfit):
+        Words().read(raw)
+
+
+def test_a_secret_address_is_taken_as_it_is_and_never_shown():
+    """Its path and query may be what opens the door."""
+    url = "https://hooks.example/T0/s3cret?key=s3cret"
+    assert SecretUrl().read(f" {url} ") == url
+    assert SecretUrl().read("") is None
+    assert "s3cret" not in SecretUrl().show(url)
+
+
+@pytest.mark.parametrize(
+    "raw", ["hooks.example/s3cret", "ftp://h/s3cret", "https:///s3cret", "http://h:0/", 7]
+)
+def test_no_secret_addresses(raw):
+    """The reason is told, without what was given."""
+    with pytest.raises(Unfit) as refused:
+        SecretUrl().read(raw)
+    assert "s3cret" not in str(refused.value)
