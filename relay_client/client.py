@@ -182,6 +182,11 @@ class RelayClient:
         if isinstance(self._transport, RelayTransport):
             self._transport.abort()
 
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses just now; the next request opens its own."""
+        if isinstance(self._transport, RelayTransport):
+            self._transport.close()
+
     def close(self) -> None:
         """Close the connections. No request may be under way; `abort` ends those that are."""
         self._transport.close()

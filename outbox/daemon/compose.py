@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, cast
@@ -20,6 +21,9 @@ from outbox.store.directory import StateDirectory
 from outbox.store.open_files import OpenFiles
 from outbox.store.relay_state import RelayState
 from relay_client import NoToken, RelayClient, StaticToken, TokenFile, TokenSource
+
+_DESCRIPTORS_A_FILE = 3  # the database, its log, and the log's index
+_OTHER_DESCRIPTORS = 64  # the relay's state, locks, local clients, what a flush opens one by one
 
 
 class ToldTokens:
@@ -95,6 +99,22 @@ def relay_client(settings: Settings) -> RelayClient:
         raise ConfigError(f"{error}. Nothing was started; what waits stays on disk.") from error
 
 
+def idle_files(settings: Settings, descriptors: int) -> int:
+    """How many outbox files may stay open unused, at least one, when the process may have `descriptors`.
+
+    There must be enough left for every worker to use one more, and a connection.
+    """
+    busy = settings.delivery.workers * (_DESCRIPTORS_A_FILE + 1)
+    room = (descriptors - _OTHER_DESCRIPTORS - busy) // _DESCRIPTORS_A_FILE
+    return max(1, min(settings.daemon.max_open_files, room))
+
+
+def _idle_files_here(settings: Settings) -> int:
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = descriptors == resource.RLIM_INFINITY
+    return settings.daemon.max_open_files if unlimited else idle_files(settings, descriptors)
+
+
 def build_engine(
     settings: Settings,
     state: StateDirectory,
@@ -125,7 +145,7 @@ def build_engine(
             client=client,
             tokens=tokens,
             gate=gate,
-            files=OpenFiles(state, settings.daemon.max_open_files),
+            files=OpenFiles(state, _idle_files_here(settings)),
             routes=routes_of(settings),
             schedule=schedule,
             size=Size(settings.delivery.batch_max_items, settings.delivery.batch_max_bytes),

@@ -22,6 +22,7 @@ from typing import Any
 from outbox.daemon.compose import build_engine, relay_client
 from outbox.daemon.flush import Flush, FlushReport, dismiss, report_to_json
 from outbox.daemon.logs import register_secret
+from outbox.daemon.watch import FileWatch
 from outbox.delivery.engine import Engine
 from outbox.delivery.shared import Log
 from outbox.errors import OutboxError, StoreError, UsageError
@@ -71,7 +72,8 @@ class Daemon:
         self._flush_mutex = threading.Lock()
         self._flushes = 0
         self._kick: socket.socket
-        self._seen: dict[Path, tuple[int, ...]] = {}
+        self._watch = FileWatch(state)
+        self._trouble = ""
         self._quiet_until_ms = 0
         self._clock_offset_ms = 0
 
@@ -132,7 +134,7 @@ class Daemon:
                     "state": str(self.state.path),
                     "socket": str(self.socket_path),
                     "pid": os.getpid(),
-                    "agents": len(self._seen),
+                    "agents": len(self._watch.paths),
                 },
             )
             self._listen(wake, kicked)
@@ -150,7 +152,7 @@ class Daemon:
         except StoreError as error:  # new outboxes begin with the old rules; a full disk stops no daemon
             self.log("file_trouble", {"level": "warning", "code": error.code, "detail": str(error)})
         self.engine.start(self.settings.delivery.workers)
-        self._seen.clear()
+        self._watch = FileWatch(self.state)
         self._scan()
 
     def _listen(self, wake: socket.socket, kicked: socket.socket) -> None:
@@ -184,6 +186,9 @@ class Daemon:
 
     def _poll(self) -> None:
         self._scan()
+        if self._watch.all_is_quiet:
+            self.engine.delivery.files.close()
+            self.engine.delivery.client.close_idle()
         gate = self.engine.delivery.gate
         if gate.relay.reason in {"no_token", "unauthorized"} and self.engine.delivery.tokens.refresh():
             gate.retry_now()
@@ -195,17 +200,25 @@ class Daemon:
 
     def _scan(self) -> None:
         """Find files with something new in them, however it came there; a lost wake-up costs one interval."""
-        for path in self.state.outbox_files():
-            signature = _signature(path)
-            if self._seen.get(path) != signature:
-                self._seen[path] = signature
-                self.engine.wake(path)
+        try:
+            changed = self._watch.changed()
+        except StoreError as error:  # no descriptor is free, or the folder is out of reach: the next time
+            self._tell_once(error)
+            return
+        self._trouble = ""
+        for path in changed:
+            self.engine.wake(path)
+
+    def _tell_once(self, error: StoreError) -> None:
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            self.log("file_trouble", {"level": "warning", "code": error.code, "detail": str(error)})
 
     def _keep_house(self) -> None:
         horizon_ms = expiry_horizon_ms(self.settings.bounds(), self._wall_ms(), self._quiet_until_ms)
         if horizon_ms is None:
             return
-        for path in self.state.outbox_files():
+        for path in self._watch.paths:
             try:
                 with self.engine.delivery.files.borrow(path) as box:
                     gone = expire(box, horizon_ms, now_ms=self._wall_ms(), log=self.log)
@@ -233,6 +246,7 @@ class Daemon:
         old = self.engine
         _halt(old, time.monotonic() + _RELOAD_WAIT_S, lambda: bool(self._asked_to_stop))
         old.resign()
+        old.delivery.files.close()  # the new engine may need the descriptors
         old.delivery.gate.close_state()  # the new gate begins with what the old one knew last
         self.log("reloaded", {"changes": describe_changes(self.settings, new) or ["nothing"]})
         engine = build_engine(new, self.state, log=self.log, on_token=register_secret)
@@ -250,7 +264,7 @@ class Daemon:
         """The flush until its deadline; asked to stop a second time, there is no more waiting."""
         end = time.monotonic() + self.settings.daemon.flush_timeout_s
         self._scan()
-        flush = Flush(self.engine, self.state, list(self.state.outbox_files()))
+        flush = Flush(self.engine, self.state, self._watch.paths)
         with self._flush_mutex:
             self._flushes = -1
             self.engine.begin_flush(end)
@@ -380,14 +394,3 @@ def _received(source: socket.socket) -> set[bytes]:
             break
         found.add(data)
     return found
-
-
-def _signature(path: Path) -> tuple[int, ...]:
-    parts: list[int] = []
-    for name in (path, path.with_name(path.name + "-wal")):
-        try:
-            status = name.stat()
-        except FileNotFoundError:
-            continue
-        parts += (status.st_ino, status.st_size, status.st_mtime_ns)
-    return tuple(parts)
