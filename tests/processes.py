@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 
+from outbox import Outbox
 from outbox.settings import KEYS
 from outbox.store.directory import StateDirectory
 from outbox.store.file import open_outbox
@@ -235,3 +236,19 @@ def dead_of(state, agent):
     directory = StateDirectory(Path(state))
     with contextlib.closing(open_outbox(directory, directory.outbox_path(agent))) as box:
         return list(dead_letters(box))
+
+
+def put(state, agent, *numbers):
+    """Enqueue messages with these numbers through the library; their receipts."""
+    with Outbox.open(agent, state_dir=state) as outbox:
+        return [outbox.enqueue("session-message", {"from": agent, "body": f"{n}", "n": n}) for n in numbers]
+
+
+def numbers(relay, agent=None):
+    """The numbers of the messages that the reference relay holds, in the order in which they came."""
+    return [json.loads(event["body"])["n"] for event in relay.events(agent)]
+
+
+def deliveries(relay):
+    """The POSTs that a scripted relay has read; what asks about the relay itself is left out."""
+    return [request for request in relay.requests() if request["method"] == "POST"]

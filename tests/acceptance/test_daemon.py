@@ -9,7 +9,18 @@ import stat
 
 import pytest
 from peers import fake_relay
-from processes import LINE, DaemonProcess, dead_of, outbox_command, program, status_of, wait_for
+from processes import (
+    LINE,
+    DaemonProcess,
+    dead_of,
+    deliveries,
+    numbers,
+    outbox_command,
+    program,
+    put,
+    status_of,
+    wait_for,
+)
 
 from outbox import Outbox
 from outbox.store.directory import StateDirectory
@@ -42,22 +53,6 @@ def nobody():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-
-
-def put(state, agent, *numbers):
-    """Enqueue messages through the library; their receipts."""
-    with Outbox.open(agent, state_dir=state) as outbox:
-        return [outbox.enqueue("session-message", {"from": agent, "body": f"{n}", "n": n}) for n in numbers]
-
-
-def numbers(relay, agent=None):
-    """What the relay holds, in the order in which it came."""
-    return [json.loads(event["body"])["n"] for event in relay.events(agent)]
-
-
-def posts(relay):
-    """The deliveries that a scripted relay has read; what asks about the relay itself is left out."""
-    return [request for request in relay.requests() if request["method"] == "POST"]
 
 
 def is_in_flight(state, agent):
@@ -116,14 +111,14 @@ def test_stop_during_a_request_that_never_ends(state):
     with fake_relay({"steps": [{"action": "hang"}]}) as relay:
         with DaemonProcess(state, relay.url, {"daemon.flush_timeout_s": "0.3"}) as daemon:
             put(state, "builder", 0)
-            wait_for(lambda: posts(relay))
+            wait_for(lambda: deliveries(relay))
             assert daemon.stop(timeout_s=10) == 0
             assert daemon.said("stopped")[-1]["left"] == "1"
             status = status_of(state, "builder")
             assert (status.in_flight, status.head.attempts, status.head.sends) == (0, 0, 1)
             daemon.start()
             wait_for(lambda: not status_of(state, "builder").waiting)
-        first, second = posts(relay)
+        first, second = deliveries(relay)
         assert first["body"] == second["body"]
 
 
@@ -137,7 +132,7 @@ def test_stop_while_a_retry_after_runs(state):
         put(state, "builder", 0)
         wait_for(lambda: (blocked := status_of(state, "builder").blocked) and blocked.reason == "retry_after")
         assert daemon.stop(timeout_s=5) == 0
-        assert len(posts(relay)) == 1
+        assert len(deliveries(relay)) == 1
     status = status_of(state, "builder")
     assert (status.waiting, status.head.attempts) == (1, 0)
 
@@ -150,7 +145,7 @@ def test_a_second_signal_ends_the_waiting(state, again):
         DaemonProcess(state, relay.url, {"daemon.flush_timeout_s": "60"}) as daemon,
     ):
         put(state, "builder", 0)
-        wait_for(lambda: posts(relay))
+        wait_for(lambda: deliveries(relay))
         daemon.send(signal.SIGTERM)
         wait_for(lambda: daemon.said("stopping"))
         daemon.send(again)
@@ -166,7 +161,7 @@ def test_a_stop_begins_nothing_that_its_deadline_cuts_off(state, relay):
     relay.add_faults(no_spec, {"action": {"status": 503}})
     with DaemonProcess(state, relay.url, {"daemon.flush_timeout_s": "2"}) as daemon:
         with Outbox.open("builder", state_dir=state) as outbox:
-            outbox.enqueue("mcp-tool-call", {"tool": "note", "arguments": {}})
+            outbox.enqueue("mcp-tool-call", {"tool": "note_add", "arguments": {}})
         wait_for(lambda: daemon.said("gate_closed"))
         daemon.send(signal.SIGTERM)
         wait_for(lambda: daemon.said("stopping"))
@@ -252,13 +247,13 @@ def test_reload_while_a_request_hangs(state, relay, tmp_path):
         configured(file, url=silent.url, token=TOKEN)
         with DaemonProcess(state, None, {"relay.token": ""}, flags=["--config", str(file)]) as daemon:
             (receipt,) = put(state, "builder", 0)
-            wait_for(lambda: posts(silent))
+            wait_for(lambda: deliveries(silent))
             configured(file, url=relay.url, token=TOKEN)
             daemon.send(signal.SIGHUP)
             wait_for(lambda: numbers(relay) == [0])
         (event,) = relay.events()
         assert event["key"] == receipt.idempotency_key
-        assert posts(silent)[0]["body"] == event["body"]
+        assert deliveries(silent)[0]["body"] == event["body"]
 
 
 def test_a_custom_kind_is_known_after_a_reload(state, relay, tmp_path):
