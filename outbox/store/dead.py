@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from outbox.errors import UsageError
-from outbox.event import row_checksum
+from outbox.errors import StoreFull, UsageError
+from outbox.event import Accepted, row_checksum
 from outbox.gap import GAP_KIND
-from outbox.outcome import Act, Bury, Reason, State, move
+from outbox.outcome import Act, Bury, State, move
+from outbox.policy import Fill, Room, room_for
+from outbox.record import Record
 from outbox.store import statements as sql
 from outbox.store.dropping import drop_dead
+from outbox.store.enqueue import extra_text
 from outbox.store.file import OutboxFile
+from outbox.store.inspect import DeadLetter
 from outbox.store.receipts import remember
-from outbox.store.row import Row, longer_history, storable
+from outbox.store.records import letter_of
+from outbox.store.row import Row, longer_history, read_object, storable
+
+_Done = TypeVar("_Done")
 
 
 def bury_row(box: OutboxFile, row: Row, bury: Bury, now_ms: int) -> None:
@@ -55,49 +65,151 @@ def _delete(box: OutboxFile, seq: int) -> None:
     box.run(sql.DELETE_TRIES, seq)
 
 
+# Choosing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which dead letters a person means; what is None does not matter. Times are epoch ms, exclusive."""
+
+    seqs: tuple[int, ...] | None = None
+    reasons: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+    failed_before_ms: int | None = None
+    failed_after_ms: int | None = None
+
+
+def chosen(box: OutboxFile, choice: Choice) -> list[DeadLetter]:
+    """The dead letters that are meant, oldest first."""
+    lists = [None if one is None else json.dumps(one) for one in (choice.seqs, choice.reasons, choice.kinds)]
+    rows = box.rows(sql.CHOOSE_DEAD, *lists, choice.failed_before_ms, choice.failed_after_ms)
+    return [DeadLetter(*row) for row in rows]
+
+
+# Replay -----------------------------------------------------------------------------------------------------
+
+
 def replay(box: OutboxFile, seq: int, now_ms: int) -> int:
     """Put a dead letter at the tail as it was, with its key, its time and its progress; returns its new seq.
 
-    The event starts afresh: no attempts, no history. Durable when this returns. Raises UsageError when there
-    is no such dead letter, or its stored text is damaged.
+    The event starts afresh: no attempts, no history, and what was refused of a batch goes again. Durable when
+    this returns. Raises UsageError when there is no such dead letter, or its stored text is damaged.
     """
     with box.transaction(durable=True):
-        kind, key, wire, shape, occurred_at_ms, digest, dedupe_key, extra, reason, progress = _letter(
-            box, seq
+        return _replay(box, seq, now_ms)
+
+
+def replay_each(box: OutboxFile, seqs: Sequence[int], now_ms: int) -> list[int | UsageError]:
+    """`replay` of several with one durable commit, in this order: the new seq or an error for each."""
+    with box.transaction(durable=True):
+        return _each(seqs, lambda seq: _replay(box, seq, now_ms))
+
+
+def replay_as(box: OutboxFile, seq: int, event: Accepted, progress: str | None, now_ms: int) -> int:
+    """Put a dead letter at the tail as another event, with a new key and this progress; returns its seq.
+
+    The old key stays known as `discarded`. Nothing is dropped for it. Durable when this returns.
+
+    Raises:
+        UsageError: there is no such dead letter.
+        StoreFull: the event is larger than it was, and the bounds have no room for it.
+    """
+    with box.transaction(durable=True):
+        letter = _letter(box, seq)
+        _require_room(box, letter, len(event.wire_payload))
+        new_seq = _to_the_tail(box, letter, event, progress, now_ms)
+        state = str(move(State.DEAD, Act.DISCARD))
+        old = letter.event
+        remember(box, [(old.key, seq, old.kind, old.digest, state, now_ms, None)])
+    return new_seq
+
+
+def _replay(box: OutboxFile, seq: int, now_ms: int) -> int:
+    letter = _letter(box, seq)
+    if not letter.sound:
+        raise UsageError(
+            f"The stored text of dead letter {seq:,} of {box.agent!r} is damaged and cannot be sent so. "
+            "Nothing was changed. Enqueue the event anew, and discard this one."
         )
-        if reason == Reason.DAMAGED:
-            raise UsageError(
-                f"The stored text of dead letter {seq:,} of {box.agent!r} is damaged and cannot be sent so. "
-                "Nothing was changed. Enqueue the event anew, and discard this one."
-            )
-        move(State.DEAD, Act.REPLAY)
-        notes = f'{extra[:-1]},"replayedFrom":{seq}}}' if extra else f'{{"replayedFrom":{seq}}}'
-        (new_seq,) = box.one(sql.COUNT_REPLAYED, len(wire))
-        box.run(sql.DELETE_DEAD, seq)
-        box.run(
-            sql.INSERT_EVENT, new_seq, kind, key, wire, shape, occurred_at_ms, now_ms, digest, dedupe_key,
-            notes, row_checksum(box.stream, new_seq, kind, key, occurred_at_ms, wire),
-        )  # fmt: skip
-        if progress is not None:
-            box.run(sql.PUT_TRIES, new_seq, 0, 0, 0, now_ms, "[]", progress)
-        box.run(sql.ADD_TOTAL, "replayed", 1)
-    return int(new_seq)
+    return _to_the_tail(box, letter, letter.event, letter.tries.progress, now_ms)
+
+
+def _to_the_tail(box: OutboxFile, letter: Record, event: Accepted, progress: str | None, now_ms: int) -> int:
+    move(State.DEAD, Act.REPLAY)
+    event = dataclasses.replace(event, replayed_from=letter.seq)
+    wire = event.wire_payload
+    new_seq: int = box.one(sql.COUNT_REPLAYED, len(wire), len(letter.event.wire_payload))[0]
+    box.run(sql.DELETE_DEAD, letter.seq)
+    box.run(
+        sql.INSERT_EVENT, new_seq, event.kind, event.key, wire, event.shape, event.occurred_at_ms, now_ms,
+        event.digest, event.dedupe_key, extra_text(event),
+        row_checksum(box.stream, new_seq, event.kind, event.key, event.occurred_at_ms, wire),
+    )  # fmt: skip
+    if progress is not None:
+        box.run(sql.PUT_TRIES, new_seq, 0, 0, 0, now_ms, "[]", _without_refusals(progress))
+    box.run(sql.ADD_TOTAL, "replayed", 1)
+    return new_seq
+
+
+def _without_refusals(progress: str) -> str:
+    """What is stored at the relay stays so; the messages of a batch that it refused are tried again."""
+    marks = read_object(progress)
+    marks.pop("refused", None)
+    return json.dumps(marks, separators=(",", ":"))
+
+
+def _require_room(box: OutboxFile, letter: Record, size_bytes: int) -> None:
+    old_bytes = len(letter.event.wire_payload)
+    waiting, waiting_bytes, dead, dead_bytes = box.one(sql.READ_FILL)
+    without = Fill(waiting, waiting_bytes, dead - 1, dead_bytes - old_bytes)
+    if size_bytes > old_bytes and room_for(without, size_bytes, box.bounds) is not Room.THERE:
+        raise StoreFull(
+            f"The edited event has {size_bytes:,} bytes, {size_bytes - old_bytes:,} more than before, and "
+            f"the outbox of {box.agent!r} has no room for them. Nothing was changed. Raise bounds.max_bytes, "
+            "or let it drain: outbox status"
+        )
+
+
+# Discard ----------------------------------------------------------------------------------------------------
 
 
 def discard(box: OutboxFile, seq: int, now_ms: int) -> None:
     """Throw a dead letter away; its key stays known. Raises UsageError when there is no such dead letter."""
     with box.transaction(durable=True):
-        kind, key, wire, _, _, digest, *_ = _letter(box, seq)
-        box.run(sql.DELETE_DEAD, seq)
-        box.run(sql.COUNT_BURIED, -1, -len(wire))
-        box.run(sql.ADD_TOTAL, "discarded", 1)
-        remember(box, [(key, seq, kind, digest, str(move(State.DEAD, Act.DISCARD)), now_ms, None)])
+        _discard(box, seq, now_ms)
 
 
-def _letter(box: OutboxFile, seq: int) -> tuple[Any, ...]:
-    row = box.maybe(sql.DEAD_LETTER, seq)
-    if row is None:
+def discard_each(box: OutboxFile, seqs: Sequence[int], now_ms: int) -> list[int | UsageError]:
+    """`discard` of several with one durable commit: the seq or an error for each of them."""
+    with box.transaction(durable=True):
+        return _each(seqs, lambda seq: _discard(box, seq, now_ms))
+
+
+def _discard(box: OutboxFile, seq: int, now_ms: int) -> int:
+    event = _letter(box, seq).event
+    box.run(sql.DELETE_DEAD, seq)
+    box.run(sql.COUNT_BURIED, -1, -len(event.wire_payload))
+    box.run(sql.ADD_TOTAL, "discarded", 1)
+    state = str(move(State.DEAD, Act.DISCARD))
+    remember(box, [(event.key, seq, event.kind, event.digest, state, now_ms, None)])
+    return seq
+
+
+def _each(seqs: Sequence[int], act: Callable[[int], _Done]) -> list[_Done | UsageError]:
+    """Do it with each; an error of one, raised before anything is written, does not concern the others."""
+    results: list[_Done | UsageError] = []
+    for seq in seqs:
+        try:
+            results.append(act(seq))
+        except UsageError as error:
+            results.append(error)
+    return results
+
+
+def _letter(box: OutboxFile, seq: int) -> Record:
+    letter = letter_of(box, seq)
+    if letter is None:
         raise UsageError(
             f"There is no dead letter {seq:,} of {box.agent!r}. Nothing was changed. See: outbox dead list"
         )
-    return row
+    return letter

@@ -31,10 +31,10 @@ COUNT_RECEIPTS = "UPDATE outbox SET receipt_bytes = receipt_bytes + ?"
 READ_RECEIPT_BYTES = "SELECT receipt_bytes FROM outbox"
 READ_DEAD_COUNT = "SELECT dead FROM outbox"
 
-# A dead letter goes to the tail.
+# A dead letter goes to the tail, as large as it was or, edited, of another size.
 COUNT_REPLAYED = """
-UPDATE outbox SET last_seq = last_seq + 1, waiting = waiting + 1, waiting_bytes = waiting_bytes + ?1,
-                  dead = dead - 1, dead_bytes = dead_bytes - ?1
+UPDATE outbox SET last_seq = last_seq + 1, waiting = waiting + 1, waiting_bytes = waiting_bytes + ?,
+                  dead = dead - 1, dead_bytes = dead_bytes - ?
 RETURNING last_seq"""
 
 OPEN_CLAIM = "UPDATE outbox SET generation = generation + 1, claimed_through = ?, claim_unsafe = ?"
@@ -47,6 +47,13 @@ UPDATE outbox SET blocked_reason = ?, blocked_since_ms = ?, blocked_next_ms = ?,
 READ_PAUSED = "SELECT paused_at_ms FROM outbox"
 IS_BLOCKED = "SELECT 1 FROM outbox WHERE blocked_reason IS NOT NULL"
 SET_PAUSED = "UPDATE outbox SET paused_at_ms = ?"
+RAISE_LAST_SEQ = "UPDATE outbox SET last_seq = max(last_seq, ?)"
+
+# What an export must know of the outbox itself.
+READ_FOR_EXPORT = """
+SELECT stream, paused_at_ms, claimed_through, claim_unsafe, open_gap_seq, waiting + dead FROM outbox"""
+READ_FILL = "SELECT waiting, waiting_bytes, dead, dead_bytes FROM outbox"
+
 SET_OPEN_GAP = "UPDATE outbox SET open_gap_seq = ?"
 
 # Events -----------------------------------------------------------------------------------------------------
@@ -79,12 +86,13 @@ CHANGE_GAP = "UPDATE events SET seq = ?, wire_payload = ?, checksum = ? WHERE se
 
 # The head of the queue, in order, with what the sender remembers of each row. Texts come as bytes: one that
 # is no UTF-8 any more must not stop the reading.
-_SENDER_ROW = """
-SELECT e.seq, CAST(e.kind AS BLOB), CAST(e.key AS BLOB), CAST(e.wire_payload AS BLOB), CAST(e.shape AS BLOB),
+_SENDER_COLUMNS = """
+       e.seq, CAST(e.kind AS BLOB), CAST(e.key AS BLOB), CAST(e.wire_payload AS BLOB), CAST(e.shape AS BLOB),
        e.occurred_at_ms, e.accepted_at_ms, e.digest, CAST(e.extra AS BLOB), e.checksum,
        coalesce(t.sends, 0), coalesce(t.attempts, 0), coalesce(t.crashes, 0), t.first_try_at_ms,
-       CAST(t.history AS BLOB), CAST(t.progress AS BLOB)
-FROM events e LEFT JOIN tries t ON t.seq = e.seq"""
+       CAST(t.history AS BLOB), CAST(t.progress AS BLOB)"""
+_WITH_TRIES = " FROM events e LEFT JOIN tries t ON t.seq = e.seq"
+_SENDER_ROW = f"SELECT {_SENDER_COLUMNS} {_WITH_TRIES}"
 HEAD_ROWS = _SENDER_ROW + " ORDER BY e.seq LIMIT ?"
 
 # What a dead sender left in flight, row by row.
@@ -98,6 +106,18 @@ SELECT e.seq, CAST(e.kind AS BLOB), CAST(e.key AS BLOB), e.accepted_at_ms, coale
        coalesce(t.attempts, 0), t.first_try_at_ms, CAST(t.history AS BLOB)
 FROM events e LEFT JOIN tries t ON t.seq = e.seq ORDER BY e.seq LIMIT 1"""
 HEAD_SEQ = "SELECT min(seq) FROM events"
+
+# What `list` shows: a page of what waits or is in flight, of one kind or of all.
+LIST_EVENTS = f"""
+SELECT e.seq, CAST(e.kind AS BLOB), CAST(e.key AS BLOB), e.occurred_at_ms, e.accepted_at_ms,
+       coalesce(octet_length(e.wire_payload), 0), coalesce(t.sends, 0), coalesce(t.attempts, 0)
+{_WITH_TRIES} WHERE e.seq > ? AND e.seq <= ? AND (?3 IS NULL OR e.kind = ?3) ORDER BY e.seq LIMIT ?"""
+
+# All that is known of what waits: of all of it, or of one event.
+_WHOLE_EVENT = f"SELECT CAST(e.dedupe_key AS BLOB), {_SENDER_COLUMNS} {_WITH_TRIES}"
+WHOLE_EVENTS = _WHOLE_EVENT + " ORDER BY e.seq"
+WHOLE_EVENT = _WHOLE_EVENT + " WHERE e.seq = ?"
+WHOLE_EVENT_OF_KEY = _WHOLE_EVENT + " WHERE e.key = ?"
 
 # A row the sender could not get rid of: what is remembered of it.
 PUT_TRIES = """
@@ -120,9 +140,35 @@ SELECT seq, ?, ?, coalesce(CAST(wire_payload AS BLOB), x''), ?, ?, ?, ?, dedupe_
 FROM events WHERE seq = ?"""
 DELETE_DEAD = "DELETE FROM dead WHERE seq = ?"
 OLDEST_DEAD = "SELECT seq, kind, key, digest, octet_length(wire_payload) FROM dead ORDER BY seq LIMIT ?"
-DEAD_LETTER = """
-SELECT kind, key, wire_payload, shape, occurred_at_ms, digest, dedupe_key, extra, reason, progress
-FROM dead WHERE seq = ?"""
+
+# All that is known of dead letters: of all of them, or of one; the first columns are those of an event.
+_WHOLE_LETTER = """
+SELECT CAST(dedupe_key AS BLOB), seq, CAST(kind AS BLOB), CAST(key AS BLOB), CAST(wire_payload AS BLOB),
+       CAST(shape AS BLOB), occurred_at_ms, accepted_at_ms, digest, CAST(extra AS BLOB), checksum, sends,
+       attempts, 0, coalesce(first_try_at_ms, -1), CAST(history AS BLOB), CAST(progress AS BLOB),
+       reason, failed_at_ms, status, code, detail, answer, path
+FROM dead"""
+WHOLE_LETTERS = _WHOLE_LETTER + " ORDER BY seq"
+WHOLE_LETTER = _WHOLE_LETTER + " WHERE seq = ?"
+WHOLE_LETTER_OF_KEY = _WHOLE_LETTER + " WHERE key = ? ORDER BY seq DESC LIMIT 1"
+
+# One that comes from another outbox.
+INSERT_LETTER = """
+INSERT INTO dead (seq, kind, key, wire_payload, shape, occurred_at_ms, accepted_at_ms, digest, dedupe_key,
+                  extra, checksum, sends, attempts, first_try_at_ms, history, progress,
+                  reason, failed_at_ms, status, code, detail, answer, path)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+# Those that a person chose, oldest first; a choice that is null does not count, the lists are JSON arrays.
+CHOOSE_DEAD = """
+SELECT seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms
+FROM dead
+WHERE (?1 IS NULL OR seq IN (SELECT value FROM json_each(?1)))
+  AND (?2 IS NULL OR reason IN (SELECT value FROM json_each(?2)))
+  AND (?3 IS NULL OR kind IN (SELECT value FROM json_each(?3)))
+  AND (?4 IS NULL OR failed_at_ms < ?4) AND (?5 IS NULL OR failed_at_ms > ?5)
+ORDER BY seq"""
+
 LIST_DEAD = """
 SELECT seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms
 FROM dead ORDER BY seq"""
@@ -142,6 +188,11 @@ OLDEST_RECEIPTS = """
 SELECT key, at_ms, octet_length(key) + 64 + coalesce(octet_length(result), 0) FROM receipts
 ORDER BY at_ms LIMIT ?"""
 DELETE_RECEIPT = "DELETE FROM receipts WHERE key = ?"
+
+# Receipts as they stand, for moving them; and the one of a seq, for showing it (reads every row).
+READ_RECEIPTS = "SELECT key, seq, kind, digest, state, at_ms, result FROM receipts"
+READ_RECEIPT = "SELECT key, seq, kind, digest, state, at_ms, result FROM receipts WHERE key = ?"
+READ_RECEIPT_OF_SEQ = "SELECT key, seq, kind, digest, state, at_ms, result FROM receipts WHERE seq = ?"
 
 ADD_TOTAL = """
 INSERT INTO totals (name, value) VALUES (?, ?)
