@@ -248,9 +248,9 @@ def inode_of(name: str) -> Inode | None:
     return status.st_dev, status.st_ino
 
 
-# Forks. SQLite keeps one table of locks for each file in a process. A child that inherited it would take locks
-# for held that only its parent holds, and lose its events when another process removes the log. So a fork waits
-# until no thread is inside SQLite; the child closes its copies, which empties the table, and opens its own.
+# Forks. SQLite keeps one table of locks for each file in a process. A child that inherited it would take
+# locks for held that only its parent holds, and lose its events when another process removes the log. So a
+# fork waits until no thread is inside SQLite; the child closes its copies, which empties the table.
 
 _connections: WeakSet[Connection] = WeakSet()
 _forking = threading.RLock()

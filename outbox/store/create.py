@@ -11,12 +11,15 @@ from pathlib import Path
 import apsw
 
 from outbox.bounds import Bounds
-from outbox.errors import StoreError, StoreFull
+from outbox.errors import StoreBusy, StoreError, StoreFull
 from outbox.event import Limits
 from outbox.store import schema, statements
-from outbox.store.directory import StateDirectory, sync_folder
+from outbox.store.directory import StateDirectory, put_aside, sync_folder
 from outbox.store.faults import store_error
+from outbox.store.locks import lifecycle_byte, owners_lock
 from outbox.store.rules import encode_rules
+
+_LONGEST_WAIT_S = 5.0
 
 
 def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bounds, now_ms: int) -> Path:
@@ -34,8 +37,7 @@ def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bou
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         _fill(draft, agent, stream, encode_rules(limits, bounds), now_ms)
         _sync(draft)
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+        _give_name(state, draft, path)
         sync_folder(state.agents)
     except apsw.Error as error:
         raise store_error(error, path) from error
@@ -46,9 +48,9 @@ def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bou
             f"Make space below {str(state.path)!r}, or give its owner leave to write there."
         ) from error
     finally:
-        for side in ("", "-journal", "-wal", "-shm"):
+        for ending in ("", "-journal", "-wal", "-shm"):
             with contextlib.suppress(OSError):
-                draft.with_name(draft.name + side).unlink(missing_ok=True)
+                _side(draft, ending).unlink(missing_ok=True)
     return path
 
 
@@ -67,6 +69,29 @@ def _fill(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> None
         connection.pragma("journal_mode", "WAL")
     finally:
         connection.close()
+
+
+def _give_name(state: StateDirectory, draft: Path, path: Path) -> None:
+    """Link the draft to its name, unless another process was faster.
+
+    A log that lies there without its file was another file's, and would be taken for this one's: it is put
+    aside.
+    """
+    orphans = [side for side in (_side(path, "-wal"), _side(path, "-shm")) if os.path.lexists(side)]
+    locks, byte = owners_lock(state.path), lifecycle_byte(path.name)
+    if orphans and not locks.wait_exclusive(byte, _LONGEST_WAIT_S):
+        raise StoreBusy(f"The file {path.name} is in use by others. Nothing was stored; try again.")
+    try:
+        if orphans and not os.path.lexists(path):
+            put_aside(state, orphans)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        locks.release(byte)
+
+
+def _side(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
 
 
 def _sync(path: Path) -> None:

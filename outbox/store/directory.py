@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 
 from outbox.errors import StoreError
@@ -113,6 +114,17 @@ def is_regular(path: Path) -> bool:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def put_aside(state: StateDirectory, files: Iterable[Path]) -> list[Path]:
+    """Move files that must not be used where they lie to STATE/damaged, under names that no other has."""
+    _make_private(state.damaged)
+    moved = []
+    for file in files:
+        names = (state.damaged / f"{file.name}.{number}" for number in count(1))
+        aside = next(name for name in names if not os.path.lexists(name))
+        moved.append(file.replace(aside))
+    return moved
 
 
 def sync_folder(path: Path) -> None:

@@ -20,8 +20,10 @@ from outbox.store.rules import decode_rules, encode_rules
 
 BUSY_TIMEOUT_MS = 5_000
 _JOURNAL_LIMIT_BYTES = 8 * 1024 * 1024
-_FREE_PAGES_KEPT = 2_000
-_VACUUM_STEPS = 64
+_FREE_PAGES_KEPT = 256  # 1 MiB
+_PAGES_A_STEP = 2_000
+_MOST_STEPS = 64
+_LOG_KEPT_BYTES = 1024 * 1024
 
 
 class OutboxFile(Connection):
@@ -123,16 +125,26 @@ class OutboxFile(Connection):
     def give_space_back(self) -> None:
         """Return free pages to the file system in steps that others can come between, and cut the log.
 
-        Up to 8 MiB stay for what comes next.
+        Up to 1 MiB of each stays for what comes next.
         """
-        if self.one("PRAGMA freelist_count")[0] <= _FREE_PAGES_KEPT:
-            return
-        for _ in range(_VACUUM_STEPS):
-            with self.transaction(durable=False):
-                self.rows(f"PRAGMA incremental_vacuum({_FREE_PAGES_KEPT})")
-            if self.one("PRAGMA freelist_count")[0] <= _FREE_PAGES_KEPT:
-                break
-        self.checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        if self._free_pages() > _FREE_PAGES_KEPT:
+            for _ in range(_MOST_STEPS):
+                with self.transaction(durable=False):
+                    self.rows(f"PRAGMA incremental_vacuum({_PAGES_A_STEP})")
+                if self._free_pages() <= _FREE_PAGES_KEPT:
+                    break
+            self.checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        elif self._log_bytes() > _LOG_KEPT_BYTES:
+            self.checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def _free_pages(self) -> int:
+        return int(self.one("PRAGMA freelist_count")[0])
+
+    def _log_bytes(self) -> int:
+        try:
+            return self.path.with_name(f"{self.path.name}-wal").stat().st_size
+        except OSError:
+            return 0
 
 
 def open_outbox(state: StateDirectory, path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> OutboxFile:

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -73,16 +74,13 @@ class OwnersLock:
             if not self._exclusive:
                 _holders.discard(self)
 
+    def wait_exclusive(self, byte: int, timeout_s: float) -> bool:
+        """`try_exclusive`, tried again for `timeout_s` seconds."""
+        return _in_time(lambda: self.try_exclusive(byte), timeout_s)
+
     def take_shared(self, byte: int, timeout_s: float) -> bool:
         """Hold the byte together with others; False when one had it exclusively for all of `timeout_s`."""
-        if self._try_shared(byte):
-            return True
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            time.sleep(_POLL_S)
-            if self._try_shared(byte):
-                return True
-        return False
+        return self._try_shared(byte) or _in_time(lambda: self._try_shared(byte), timeout_s)
 
     def _try_shared(self, byte: int) -> bool:
         with self._mutex:
@@ -135,6 +133,13 @@ class OwnersLock:
         except (BlockingIOError, PermissionError):
             return False
         return True
+
+
+def _in_time(take: Callable[[], bool], timeout_s: float) -> bool:
+    end = time.monotonic() + timeout_s
+    while not (taken := take()) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    return taken
 
 
 # A lock file is open as long as somebody uses it, or holds a byte of it exclusively.

@@ -10,11 +10,12 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import apsw
+
+from outbox.store.directory import StateDirectory, put_aside
 
 _BUSY_TIMEOUT_MS = 2_000
 _UNREADABLE = (apsw.NotADBError, apsw.CorruptError, apsw.FormatError)
@@ -27,7 +28,7 @@ _DELETE = "DELETE FROM facts WHERE name = ?"
 class RelayState:
     """Named facts on disk.
 
-    A file that cannot be read is put aside under another name, and knowledge starts afresh. Where no file can
+    A file that cannot be read is put aside in STATE/damaged, and knowledge starts afresh. Where no file can
     be used (a full disk, a lock, no leave to write) facts live as long as the process: nobody waits for it.
     """
 
@@ -37,7 +38,8 @@ class RelayState:
         try:
             self._db = _open(path)
         except _UNREADABLE:
-            _put_aside(path)
+            sides = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", ""))
+            put_aside(StateDirectory(path.parent), (side for side in sides if os.path.lexists(side)))
             self._db = _open(path)
         except (apsw.Error, OSError):
             self._db = _prepared(apsw.Connection(":memory:"))
@@ -104,15 +106,3 @@ def _facts(connection: apsw.Connection) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             facts[name.decode()] = json.loads(text)
     return facts
-
-
-def _put_aside(path: Path) -> None:
-    """Give the file and its side files a name that no other has."""
-    aside = next(
-        name
-        for number in count(1)
-        if not os.path.lexists(name := path.with_name(f"{path.name}.unreadable-{number}"))
-    )
-    for side in ("-wal", "-shm", ""):
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + side).replace(aside.with_name(aside.name + side))

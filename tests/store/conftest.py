@@ -14,7 +14,7 @@ def state(tmp_path):
 
 @pytest.fixture
 def make(state):
-    """Makes outboxes, of the bounds given; whatever a test does with one, its counters are true in the end."""
+    """Makes outboxes, of the bounds given; whatever a test does, the counters are true in the end."""
     made = []
 
     def new(agent="builder", **options):

@@ -6,8 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 from boxes import (
-    NOW, ack, bury, contents, counter, dead_seqs, deliver, event, fill, gaps, kill, put, receipt_of, release, seqs,
-    take, total, trouble, try_put,
+    NOW,
+    ack,
+    bury,
+    contents,
+    counter,
+    dead_seqs,
+    deliver,
+    event,
+    fill,
+    gaps,
+    kill,
+    put,
+    receipt_of,
+    release,
+    seqs,
+    take,
+    total,
+    trouble,
+    try_put,
 )  # fmt: skip
 
 from outbox.errors import StoreFull, UsageError
@@ -367,7 +384,7 @@ def test_a_reserve_of_nothing_never_looks(make, monkeypatch):
 
 
 def test_a_full_disk_refuses_clearly_and_loses_nothing(box):
-    """SQLite has no page left: nothing is stored, everything that waits is there, and it goes on with space."""
+    """SQLite has no page left: nothing is stored, what waits is there, and it goes on with space."""
     fill(box, 3)
     pages = box.one("PRAGMA page_count")[0]
     box.rows(f"PRAGMA max_page_count={pages}")

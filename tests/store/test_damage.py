@@ -1,4 +1,4 @@
-"""Damage shows as a clear error or a damaged row; it never spreads, and nothing damaged is changed or thrown away."""
+"""Damage shows as a clear error or a damaged row; it never spreads, and nothing damaged is changed."""
 
 import hashlib
 import os
@@ -7,8 +7,23 @@ import tempfile
 import apsw
 import pytest
 from boxes import (
-    NOW, ack, bury, contents, dead_seqs, event, fill, kill, make_box, put, python, release, seqs, state_in, take,
-    tool_call, trouble,
+    NOW,
+    ack,
+    bury,
+    contents,
+    dead_seqs,
+    event,
+    fill,
+    kill,
+    make_box,
+    put,
+    python,
+    release,
+    seqs,
+    state_in,
+    take,
+    tool_call,
+    trouble,
 )  # fmt: skip
 
 from outbox.errors import StoreDamaged, StoreError, StoreTooNew, UsageError
@@ -176,14 +191,17 @@ def closed_box(state, number=3):
 
 
 def digest(path):
+    """What tells whether a file changed."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def text_file(path):
+    """Somebody's note in place of the database."""
     path.write_text("moved to the other disk, see notes\n" * 200, encoding="utf-8")
 
 
 def flip(path, at, number):
+    """Invert some bytes."""
     data = bytearray(path.read_bytes())
     data[at : at + number] = bytes(byte ^ 0xFF for byte in data[at : at + number])
     path.write_bytes(data)
@@ -225,6 +243,7 @@ def test_pages_that_cannot_be_read_are_an_error_of_this_file(state):
 
 
 def read_all(state, path):
+    """Open a file and read every row."""
     box = open_outbox(state, path)
     try:
         contents(box)
@@ -253,7 +272,7 @@ def test_a_file_that_is_not_there_is_not_made_by_opening(state):
 
 
 def test_a_newer_version_is_never_written_to(state):
-    """Both versions are named; main file and log stay as they are, even with a log that waits to be copied."""
+    """Both versions are named; file and log stay as they are, even with a log that waits to be copied."""
     path = closed_box(state)
     writer = apsw.Connection(str(path))
     writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)

@@ -4,8 +4,24 @@ import json
 
 import pytest
 from boxes import (
-    NOW, ack, bury, contents, counter, deliver, event, fill, kill, put, receipt_of, release, roomy, seqs, take,
-    tool_call, total, try_put,
+    NOW,
+    ack,
+    bury,
+    contents,
+    counter,
+    deliver,
+    event,
+    fill,
+    kill,
+    put,
+    receipt_of,
+    release,
+    roomy,
+    seqs,
+    take,
+    tool_call,
+    total,
+    try_put,
 )  # fmt: skip
 
 from outbox.errors import StoreFull, UsageError
@@ -17,6 +33,7 @@ from outbox.store.sending import head, settle
 
 
 def coalesce(payload, key="status", **fields):
+    """An event that replaces those before it."""
     return event(payload, mode="coalesce", dedupe_key=key, **fields)
 
 

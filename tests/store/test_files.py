@@ -11,7 +11,18 @@ from pathlib import Path
 import apsw
 import pytest
 from boxes import (
-    NOW, ack, counter, deliver, event, fill, make_box, put, python, roomy, seqs, take, try_put,
+    NOW,
+    ack,
+    counter,
+    deliver,
+    event,
+    fill,
+    put,
+    python,
+    roomy,
+    seqs,
+    take,
+    try_put,
 )  # fmt: skip
 
 from outbox.errors import StoreBusy, StoreClosed, StoreError, StoreFull
@@ -144,7 +155,7 @@ def test_the_write_ahead_log_is_in_force(box):
 
 
 def test_a_copy_without_its_log_mode_gets_it_back(box):
-    """A file that `VACUUM INTO` or a backup made has a rollback journal; it is opened with a log all the same."""
+    """A file that `VACUUM INTO` or a backup made has a rollback journal; opening gives it a log."""
     fill(box, 2)
     copy = box.path.with_name("copy")
     box.rows(f"VACUUM INTO '{copy}'")
@@ -298,6 +309,19 @@ def test_nothing_is_written_to_a_file_that_was_replaced(state, make):
     box.close()
 
 
+def test_a_log_without_its_file_is_not_taken_for_a_new_ones(state, box):
+    """SQLite would apply it: the old events would stand in the new file. It is put aside, not thrown away."""
+    fill(box, 3)
+    box.path.rename(box.path.with_name("moved"))
+    path = create_outbox(state, "builder", Limits(), roomy(), NOW)
+    again = open_outbox(state, path)
+    assert fill(again, 1) == [1]
+    again.close()
+    assert sorted(file.name for file in state.damaged.iterdir()) == [
+        f"{path.name}-shm.1", f"{path.name}-wal.1",
+    ]  # fmt: skip
+
+
 def test_whoever_replaces_the_file_shuts_producers_out_for_that_time(state, make):
     """The lifecycle byte held exclusively by another process makes them wait, and then gives up as busy."""
     box = make(busy_timeout_ms=50)
@@ -419,16 +443,28 @@ def test_a_fork_in_the_middle_of_other_threads_commits_harms_neither(state):
 
 
 def test_space_is_given_back_when_the_backlog_is_gone(box):
-    """P16 in small: the file shrinks to what may stay, and the log is cut."""
+    """P16 in small: the file shrinks to what may stay of 30 MB, and the log is cut."""
     put(box, *(event({"body": "x" * 20_000, "n": n}) for n in range(1_500)))
     taken = take(box, 1_000)
     settle(box, taken, [ack(row) for row in taken.rows], now_ms=NOW)
     deliver(box, 500)
     box.give_space_back()
     side = box.path.with_name(box.path.name + "-wal")
-    assert box.path.stat().st_size < 9 * 1024 * 1024
+    assert box.path.stat().st_size < 1_500_000
     assert side.stat().st_size == 0
     assert fill(box, 1) == [1_501]
+
+
+def test_a_long_log_is_cut_when_there_is_nothing_else_to_do(box):
+    """Also when no page of the file is free; a short one stays for what comes next."""
+    log = box.path.with_name(box.path.name + "-wal")
+    fill(box, 1)
+    box.give_space_back()
+    assert log.stat().st_size > 0
+    put(box, event({"body": "x" * 2_000_000}))
+    box.give_space_back()
+    assert log.stat().st_size == 0
+    assert seqs(box) == [1, 2]
 
 
 def test_a_short_lived_producer_leaves_the_checkpoint_to_others(box):

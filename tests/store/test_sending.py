@@ -7,8 +7,25 @@ import sys
 
 import pytest
 from boxes import (
-    NOW, ack, bury, contents, counter, dead_seqs, deliver, event, fill, first, kill, put, receipt_of, release, seqs,
-    take, tool_call, total, trouble,
+    NOW,
+    ack,
+    bury,
+    contents,
+    counter,
+    dead_seqs,
+    deliver,
+    event,
+    fill,
+    first,
+    kill,
+    put,
+    receipt_of,
+    release,
+    seqs,
+    take,
+    tool_call,
+    total,
+    trouble,
 )  # fmt: skip
 
 from outbox.errors import StoreHeld
@@ -43,9 +60,8 @@ def test_a_choice_reads_only_as_far_as_it_looks(box):
     seen = []
 
     def choose(rows):
-        for row in rows:
-            seen.append(row.seq)
-        return [row for row in [head(box)] if row]
+        seen.extend(row.seq for row in rows)
+        return [head(box)]
 
     claim(box, choose, unsafe=False, now_ms=NOW, most=2)
     assert seen == [1, 2]
@@ -99,7 +115,7 @@ def test_a_release_that_tells_nothing_new_writes_nothing(box):
 
 
 def test_tries_add_up(box):
-    """Sends, attempts and troubles grow; the first try stays; twenty troubles are kept."""
+    """Sends, attempts and troubles grow; the first try stays; the first trouble and the last 19 are kept."""
     fill(box, 1)
     for n in range(25):
         taken = take(box)
@@ -113,7 +129,7 @@ def test_tries_add_up(box):
     row = head(box)
     assert (row.sends, row.attempts, row.first_try_at_ms) == (25, 25, NOW)
     history = json.loads(row.history)
-    assert [entry["at_ms"] for entry in history] == [NOW + n for n in range(5, 25)]
+    assert [entry["at_ms"] for entry in history] == [NOW, *(NOW + n for n in range(6, 25))]
     assert "excerpt" not in history[0]
 
 
@@ -144,8 +160,8 @@ def test_a_dead_letter_keeps_request_answer_and_history(box):
     )
     settle(box, taken, [bury(taken.rows[0], why=why)], now_ms=NOW + 9)
     row = box.one(
-        "SELECT wire_payload, status, code, detail, answer, path, sends, attempts, first_try_at_ms, extra, history "
-        "FROM dead"
+        "SELECT wire_payload, status, code, detail, answer, path, sends, attempts, first_try_at_ms, extra, "
+        "history FROM dead"
     )
     assert row[:7] == (given.wire_payload, 400, "bad", "half ?", "<p>?", "/api/x", 2)
     assert row[7:9] == (1, NOW)
@@ -285,7 +301,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("safety", ["safe", "unsafe"])
 def test_after_kill_9_the_next_sender_takes_over(state, make, safety):
-    """The lock ends with the process; the claim is on disk; the event goes again, or never if it is unsafe."""
+    """The lock ends with the process; the claim is on disk; the event goes again, or never if unsafe."""
     box = make()
     put(box, tool_call(idempotency_key="k-1"))
     other = subprocess.Popen(
@@ -385,6 +401,7 @@ FULL, NORMAL = 2, 1
 
 
 def settle_one(box):
+    """Claim one event; the act is its settlement."""
     taken = take(box)
     return lambda: settle(box, taken, [ack(taken.rows[0])], now_ms=NOW)
 
@@ -403,7 +420,8 @@ def settle_one(box):
         (lambda box: lambda: pause(box, NOW), FULL),
         (lambda box: lambda: note_blocked(box, None), NORMAL),
     ],
-    ids=["enqueue", "unsafe claim", "claim", "settle", "recover", "skip", "replay", "discard", "pause", "blocked"],
+    ids=["enqueue", "unsafe claim", "claim", "settle", "recover", "skip", "replay", "discard", "pause",
+         "blocked"],
 )  # fmt: skip
 def test_what_must_survive_a_power_cut_is_flushed(box, prepare, level):
     """Acceptance, people's acts and unsafe claims are FULL; what a lost commit only repeats is NORMAL."""
@@ -419,4 +437,5 @@ def test_what_must_survive_a_power_cut_is_flushed(box, prepare, level):
 
 
 def is_commit(event):
+    """Whether a traced statement is the end of a transaction."""
     return event["sql"] == "COMMIT"

@@ -2,7 +2,19 @@
 
 import pytest
 from boxes import (
-    NOW, ack, bury, deliver, event, fill, kill, put, receipt_of, release, take, tool_call, try_put,
+    NOW,
+    ack,
+    bury,
+    deliver,
+    event,
+    fill,
+    kill,
+    put,
+    receipt_of,
+    release,
+    take,
+    tool_call,
+    try_put,
 )  # fmt: skip
 
 from outbox.errors import StoreHeld, UsageError
@@ -25,10 +37,13 @@ def state_of(box):
 
 
 def enqueue_one(box):
+    """The event with KEY waits."""
     put(box, event(idempotency_key=KEY, mode="coalesce", dedupe_key="status"))
 
 
 def settle_as(outcome):
+    """Claim it, and settle it with this outcome."""
+
     def act(box):
         taken = take(box)
         assert state_of(box) is State.IN_FLIGHT
