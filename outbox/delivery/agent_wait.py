@@ -24,12 +24,17 @@ class AgentWait:
         self.blocked: Blocked | None = None
 
     def restore(self, blocked: Blocked | None, most_ms: int) -> None:
-        """After a restart a head goes at once, unless the relay asked to wait: that is still to be kept."""
-        if blocked is not None and blocked.reason == _ASKED and blocked.next_try_at_ms is not None:
-            left_ms = min(most_ms, blocked.next_try_at_ms - self._d.clock.wall_ms())
-            if left_ms > 0:
-                self.until_ms = self._d.clock.monotonic_ms() + left_ms
-                self.blocked = blocked
+        """After a restart a head goes at once, unless this same relay asked to wait: that is still kept to.
+
+        A wall clock that was set back since then makes the wait no longer than it was.
+        """
+        if blocked is None or blocked.reason != _ASKED or blocked.next_try_at_ms is None:
+            return
+        now_ms = max(self._d.clock.wall_ms(), blocked.since_ms)
+        left_ms = min(most_ms, blocked.next_try_at_ms - now_ms)
+        if left_ms > 0 and self._d.gate.is_known:
+            self.until_ms = self._d.clock.monotonic_ms() + left_ms
+            self.blocked = blocked
 
     @property
     def over(self) -> bool:

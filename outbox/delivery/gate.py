@@ -116,6 +116,7 @@ class Gate:
         self._hurry = False
         self._health: tuple[int, bool] | None = None
         self._dirty: set[str] = set()
+        self.is_known = False  # this relay was served from here before
         self.era_known = False  # of the MCP endpoint, for this process
         self.capabilities = Capabilities()
         self._spec_due_ms = 0  # monotonic
@@ -427,7 +428,7 @@ class Gate:
         valve.next_ms = self._clock.monotonic_ms() + wait_ms
         told = newly or valve.reason != reason
         valve.reason, valve.detail = reason, detail
-        fields = {"reason": reason, "detail": detail, "retry_in_ms": wait_ms}
+        fields = {"level": "warning", "reason": reason, "detail": detail, "retry_in_ms": wait_ms}
         self._changed(path, "path_held" if path else "gate_closed", fields if told else None)
         return True
 
@@ -481,6 +482,7 @@ class Gate:
             if self._state and facts:
                 self._state.write(dict.fromkeys(facts))
             return
+        self.is_known = True
         self._decode_valve(self._relay, gate)
         self._needs_proof = bool(self._relay.reason)
         if self._relay.reason:
