@@ -13,6 +13,7 @@ from outbox.delivery.engine import Engine
 from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
 from outbox.delivery.parcel import Routes
+from outbox.delivery.rate import Rate
 from outbox.delivery.shared import Delivery, Log, silent
 from outbox.errors import ConfigError
 from outbox.policy import Schedule
@@ -154,5 +155,6 @@ def build_engine(
             max_retry_after_ms=round(settings.relay.max_retry_after_s * 1_000),
             log=log,
             rules=(settings.limits(), settings.bounds()),
+            rate=Rate(settings.delivery.max_rate_per_s, clock) if settings.delivery.max_rate_per_s else None,
         )
     )

@@ -111,10 +111,7 @@ class Engine:
             if seat.due_ms == due_ms and not seat.running:
                 self._make_ready(seat)
         for tag, seats in list(self._at_gate.items()):
-            slots = self.delivery.gate.slots(tag)
-            # At least one, however many are ready: a busy agent must not keep the others at the gate.
-            let_in = max(1, slots - len(self._ready)) if slots > 0 else 0
-            for _ in range(min(len(seats), let_in)):
+            for _ in range(self.delivery.let_in(tag, len(seats), len(self._ready))):
                 self._make_ready(seats.popleft())
             if not seats:
                 del self._at_gate[tag]
@@ -122,7 +119,7 @@ class Engine:
     def _next_due(self) -> int | None:
         moments = [self._due[0][0]] if self._due else []
         for tag in self._at_gate:
-            due_ms = self.delivery.gate.next_due_ms(tag)
+            due_ms = self.delivery.next_due_ms(tag)
             if due_ms is not None:
                 moments.append(due_ms)
         return min(moments, default=None)

@@ -16,6 +16,7 @@ from outbox.delivery.gate import Permit, Wait
 from outbox.delivery.grouping import Grouping, take_run
 from outbox.delivery.parcel import Form, Parcel, group, key_of, origin_of, single
 from outbox.delivery.parts import ArchiveProgress
+from outbox.delivery.rate import RATE, Place
 from outbox.delivery.settling import Sending, Settler
 from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
 from outbox.outcome import Reason, Release
@@ -41,6 +42,7 @@ class Pump:
         self._settler = Settler(delivery)
         self._batches = BatchEvents(delivery, self._settler)
         self._grouping = Grouping(delivery.size.items)
+        self._place = Place(delivery.rate)
         self._head_seq = 0
         self._is_sender = False
         self._lost_track = False
@@ -55,6 +57,13 @@ class Pump:
 
     def turn(self) -> Turn:
         """Do one thing: at most one request. Raises StoreError for trouble with the file."""
+        self._place.enter()
+        try:
+            return self._take_turn()
+        finally:
+            self._place.leave()
+
+    def _take_turn(self) -> Turn:
         with self._d.files.borrow(self.path) as box:
             self._enter(box)
             if is_paused(box):
@@ -173,9 +182,12 @@ class Pump:
         sending = Sending(box, permit, permit.path, token, unsafe)
         if unsafe and not self._d.gate.era_known and (turn := self._find_era(sending)):
             return turn
+        if not self._place.may_send():
+            return AtGate(RATE)
         taken = claim(box, self._chooser(permit), unsafe=unsafe, now_ms=self._d.clock.wall_ms())
         if taken is None:
             return Again()
+        self._place.sent(len(taken.rows))
         self._settler.witness.note_sending(permit.path)
         if row.shape == "batch":
             return self._batches.send(sending, taken)
@@ -213,7 +225,7 @@ class Pump:
     def _chooser(self, permit: Permit) -> Callable[[Iterator[Row]], list[Row]]:
         """What to claim: a run that begins at the head that was looked at, or nothing."""
         alone = permit.probe or permit.path_probe or self._d.gate.budget_spent(permit.path)
-        size = self._d.most(1 if alone else self._grouping.items)
+        size = self._d.most(self._place.most(1 if alone else self._grouping.items))
         fence = self._grouping.fence(self._head_seq)
 
         def choose(rows: Iterator[Row]) -> list[Row]:

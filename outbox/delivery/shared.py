@@ -12,6 +12,7 @@ from outbox.delivery.clock import Clock
 from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
 from outbox.delivery.parcel import Routes
+from outbox.delivery.rate import RATE, Rate
 from outbox.event import Limits
 from outbox.policy import Schedule
 from outbox.store.open_files import OpenFiles
@@ -43,6 +44,7 @@ class Delivery:
     max_retry_after_ms: int = 3_600_000
     log: Log = silent
     rules: tuple[Limits, Bounds] | None = None  # written into each outbox file for its producers
+    rate: Rate | None = None  # how fast events may leave; None: as fast as the relay takes them
     flushing: bool = False
     longest_call_ms: int = 1_000  # of the tool calls so far; at first a guess
     deadline: float | None = None  # monotonic seconds: no request goes on beyond it
@@ -53,6 +55,22 @@ class Delivery:
             return self.tokens.fingerprint()
         except TokenUnavailable:
             return ""
+
+    def let_in(self, tag: str, waiting: int, ready: int) -> int:
+        """How many of those who wait for `tag` are let in now, with so many others ready to take a turn.
+
+        At the gate at least one is, however many are ready: a busy agent must not keep the others there.
+        """
+        if tag == RATE:
+            return self.rate.take(waiting) if self.rate else waiting
+        slots = self.gate.slots(tag)
+        return min(waiting, max(1, slots - ready)) if slots > 0 else 0
+
+    def next_due_ms(self, tag: str) -> int | None:
+        """The monotonic moment from which somebody who waits for `tag` may be let in, where it is known."""
+        if tag == RATE:
+            return self.rate.next_due_ms() if self.rate else self.clock.monotonic_ms()
+        return self.gate.next_due_ms(tag)
 
     def is_unsafe(self, row: Row) -> bool:
         """Whether the event must not be repeated when its outcome is unknown."""
@@ -100,7 +118,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class AtGate:
-    """Waits for the gate ("" the relay, else a path)."""
+    """Waits for the gate ("" the relay, else a path), or in the line for the send rate."""
 
     tag: str
 
