@@ -36,6 +36,18 @@ def joined(fields: Mapping[str, str]) -> str:
     return "{" + ",".join(f"{quoted(name)}:{text}" for name, text in fields.items()) + "}"
 
 
+def one_value(text: str) -> str:
+    """The text of the one JSON value that `text` is, without the blanks around it; raises UsageError."""
+    text = text.strip(" \t\r\n")
+    if not text:
+        raise UsageError("not JSON: there is no value", code="not_json")
+    if text.startswith("{"):
+        last_values(text)
+    elif len(elements(text if text.startswith("[") else f"[{text}]")) != 1 and not text.startswith("["):
+        raise UsageError("not JSON: more than one value", code="not_json")
+    return text
+
+
 # Writing ----------------------------------------------------------------------------------------------------
 
 

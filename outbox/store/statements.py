@@ -47,7 +47,6 @@ UPDATE outbox SET blocked_reason = ?, blocked_since_ms = ?, blocked_next_ms = ?,
 READ_PAUSED = "SELECT paused_at_ms FROM outbox"
 IS_BLOCKED = "SELECT 1 FROM outbox WHERE blocked_reason IS NOT NULL"
 SET_PAUSED = "UPDATE outbox SET paused_at_ms = ?"
-RAISE_LAST_SEQ = "UPDATE outbox SET last_seq = max(last_seq, ?)"
 
 # What an export must know of the outbox itself.
 READ_FOR_EXPORT = """
@@ -188,6 +187,9 @@ OLDEST_RECEIPTS = """
 SELECT key, at_ms, octet_length(key) + 64 + coalesce(octet_length(result), 0) FROM receipts
 ORDER BY at_ms LIMIT ?"""
 DELETE_RECEIPT = "DELETE FROM receipts WHERE key = ?"
+UNCOUNT_RECEIPT = """
+UPDATE outbox SET receipt_bytes = receipt_bytes - coalesce((
+    SELECT octet_length(key) + 64 + coalesce(octet_length(result), 0) FROM receipts WHERE key = ?), 0)"""
 
 # Receipts as they stand, for moving them; and the one of a seq, for showing it (reads every row).
 READ_RECEIPTS = "SELECT key, seq, kind, digest, state, at_ms, result FROM receipts"
