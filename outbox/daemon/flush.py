@@ -157,6 +157,11 @@ class Flush:
         return _report(self._before, _stock(self._state, list(self._before)), closed)
 
 
+def waiting(state: StateDirectory, paths: Sequence[Path]) -> dict[str, int]:
+    """How many events each agent has left, those with none left out."""
+    return {status.agent: status.waiting for status in _stock(state, paths).values() if status.waiting}
+
+
 def _stock(state: StateDirectory, paths: Sequence[Path]) -> dict[Path, OutboxStatus]:
     return {path: status for path in paths if (status := _status(state, path))}
 

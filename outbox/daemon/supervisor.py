@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from outbox.daemon.compose import build_engine, relay_client
-from outbox.daemon.flush import Flush, FlushReport, dismiss, report_to_json
+from outbox.daemon.flush import Flush, dismiss, report_to_json, waiting
 from outbox.daemon.logs import register_secret
 from outbox.daemon.watch import FileWatch
 from outbox.delivery.engine import Engine
@@ -44,6 +44,7 @@ _HOUSEKEEPING_S = 60.0
 _CLOCK_STEP_MS = 60_000
 _RELOAD_WAIT_S = 5.0
 _STEP_S = 0.05
+_FOR_EVER_MS = 2**63
 _HINTS_AT_A_TIME = 1_000
 
 
@@ -143,7 +144,7 @@ class Daemon:
             self._flushed.set()
             server.stop()
             dismiss(self.engine, 0.5)
-        self._tell_the_end(flush.report())
+        self._tell_the_end(flush)
 
     def _start_engine(self) -> None:
         rules = encode_rules(self.settings.limits(), self.settings.bounds())
@@ -264,7 +265,8 @@ class Daemon:
         """The flush until its deadline; asked to stop a second time, there is no more waiting."""
         end = time.monotonic() + self.settings.daemon.flush_timeout_s
         self._scan()
-        flush = Flush(self.engine, self.state, self._watch.paths)
+        busy = [path for path in self._watch.paths if not self.engine.rests(path, _FOR_EVER_MS)]
+        flush = Flush(self.engine, self.state, busy)
         with self._flush_mutex:
             self._flushes = -1
             self.engine.begin_flush(end)
@@ -274,13 +276,14 @@ class Daemon:
     def _is_second_time(self) -> bool:
         return len(self._asked_to_stop) > 1
 
-    def _tell_the_end(self, report: FlushReport) -> None:
-        left = {agent: left for agent, (_, left) in report.agents.items() if left}
+    def _tell_the_end(self, flush: Flush) -> None:
+        report = flush.report()
+        left = waiting(self.state, self._watch.paths)
         self.log(
             "stopped",
             {
                 "delivered": report.delivered,
-                "left": report.left,
+                "left": sum(left.values()),
                 "agents_with_events_left": len(left),
                 "detail": "what is left goes out with the next start or flush" if left else "all delivered",
             },

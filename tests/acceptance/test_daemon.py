@@ -90,6 +90,18 @@ def test_a_stop_leaves_nothing_behind(state, relay):
     assert numbers(relay) == list(range(20))
 
 
+def test_the_last_line_counts_what_rests(state, relay):
+    """Events of a paused agent are left too, though nothing of them was to be flushed."""
+    with DaemonProcess(state, relay.url, {"daemon.flush_timeout_s": "60"}) as daemon:
+        put(state, "other", 0)
+        put(state, "builder")
+        daemon.ask("POST", "/v1/pause", {"agent": "builder"})
+        put(state, "builder", 1, 2)
+        wait_for(lambda: numbers(relay) == [0])
+        assert daemon.stop(timeout_s=10) == 0
+        assert daemon.said("stopped")[-1]["left"] == "2"
+
+
 def test_stop_during_a_request_waits_for_the_answer(state, relay):
     """P02: an answer that comes before the deadline counts; a SIGHUP meanwhile is no second signal."""
     relay.add_faults({"times": 1, "match": {"path": "/api/messages"}, "action": {"delayS": 1.5}})

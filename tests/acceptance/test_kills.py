@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 
 import pytest
-from processes import DaemonProcess, dead_of, program, status_of, wait_for
+from processes import DaemonProcess, dead_of, program, put, status_of, wait_for
 
 from relay_client.reference.process import RelayProcess
 
@@ -150,3 +150,45 @@ def test_twenty_agents_and_damaged_events_through_six_kills(tmp_path, faults):
         assert [letter.key for letter in dead] == [key for _, n, _, key in own if n in bad]
         assert all((letter.reason, letter.status) == ("rejected", 422) for letter in dead)
         assert all("is damaged" in letter.detail for letter in dead)
+
+
+def test_killed_between_the_answer_and_the_removal(tmp_path):
+    """P03: stored by the relay, not yet settled here: the same text goes again; the relay keeps one."""
+    never = {"delivery.backoff_initial_s": "3600", "delivery.backoff_max_s": "3600"}
+    with RelayProcess(tmp_path / "relay.sqlite", [TOKEN]) as relay:
+        relay.add_faults({"times": 1, "match": {"path": "/api/messages"}, "action": {"delayS": 60}})
+        with DaemonProcess(tmp_path / "state", relay.url, never) as daemon:
+            (receipt,) = put(tmp_path / "state", "builder", 0)
+            wait_for(relay.events)
+            daemon.kill()
+            daemon.start()
+            wait_for(lambda: not status_of(tmp_path / "state", "builder").waiting)
+        (event,) = relay.events()
+        assert (event["key"], event["timesSeen"]) == (receipt.idempotency_key, 2)
+        sent = [request for request in relay.requests() if request["path"] == "/api/messages"]
+        assert [request["attempt"] for request in sent] == ["1", "2"]
+        assert len({request["bodySha256"] for request in sent}) == 1
+
+
+def test_a_producer_that_is_killed(tmp_path):
+    """P1: each event whose receipt a producer saw before kill -9 arrives, and at most one more."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    many = random.Random(seed).randrange(1, 200)
+    world = World(tmp_path, seed)
+    with world.running():
+        with program(world.state, PRODUCE) as producer:
+            producer.stdin.write(json.dumps(["builder", 0, 100_000, []]) + "\n")
+            producer.stdin.flush()
+            seen = [json.loads(producer.stdout.readline()) for _ in range(many)]
+            producer.kill()
+            seen += map(json.loads, whole_lines(producer.stdout.read()))
+        wait_for(lambda: not status_of(world.state, "builder").waiting)
+        arrived = world.arrived()["builder"]
+    assert arrived[: len(seen)] == [(n, key) for _, n, _, key in seen]
+    assert len(arrived) <= len(seen) + 1
+
+
+def whole_lines(text):
+    """The lines that were written to their end."""
+    return text[: text.rfind("\n") + 1].splitlines()
