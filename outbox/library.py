@@ -5,6 +5,7 @@ Loads the standard library and apsw only; what sends is loaded when `flush` is c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from outbox.bounds import Bounds
-from outbox.errors import OutboxError, StoreClosed, UsageError
+from outbox.errors import OutboxError, StoreBusy, StoreClosed, StoreError, UsageError
 from outbox.event import Accepted, Draft, Limits, accept, check_agent, draft_event, parse_event, uuid7
 from outbox.json_text import dump
 from outbox.state_dir import state_dir as default_state_dir
@@ -28,6 +29,7 @@ from outbox.store.inspect import OutboxStatus, read_status, read_waiting
 from outbox.store.rules import decode_rules
 from outbox.store.wake import Waker
 
+_MOST_REPLACEMENTS = 10
 _BODY_LIMIT_VARIABLE = "AGENT_RELAY_MESSAGE_BODY_MAX_CHARS"
 
 
@@ -209,10 +211,19 @@ class Outbox:
         try:
             results = enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
         except StoreClosed:
-            box = self._current()
-            results = enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
+            results = self._store_anew(drafts, now_ms)
         self._waker.wake(box.path.name)
         return results
+
+    def _store_anew(self, drafts: Sequence[Draft], now_ms: int) -> list[Receipt | OutboxError]:
+        """The file was replaced or removed, and that may happen again before we come to it."""
+        for _ in range(_MOST_REPLACEMENTS):
+            box = self._current()
+            with contextlib.suppress(StoreClosed):
+                return enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
+        raise StoreBusy(
+            f"The file of {self.agent!r} is replaced again and again. Nothing was stored; try again."
+        )
 
     def _accepted(self, drafts: Sequence[Draft], box: OutboxFile, now_ms: int) -> list[Accepted]:
         return [
@@ -253,15 +264,29 @@ os.register_at_fork(after_in_child=_free_mutexes_after_fork)
 
 
 def _opened(state: StateDirectory, agent: str) -> OutboxFile:
-    path = state.outbox_path(agent)
-    if not os.path.lexists(path):
-        limits, bounds = read_rules(state)
-        create_outbox(state, agent, limits, bounds, time.time_ns() // 1_000_000)
-    box = open_outbox(state, path)
+    box = open_or_make(state, agent)
     body_limit = os.environ.get(_BODY_LIMIT_VARIABLE, "")
     if body_limit:
         box.override_body_limit(_body_limit(body_limit))
     return box
+
+
+def open_or_make(state: StateDirectory, agent: str) -> OutboxFile:
+    """Open an agent's file, made when it is not there, also when it is removed in this very moment.
+
+    Raises StoreError when it cannot be made or used.
+    """
+    path = state.outbox_path(agent)
+    for _ in range(_MOST_REPLACEMENTS):
+        if not os.path.lexists(path):
+            limits, bounds = read_rules(state)
+            create_outbox(state, agent, limits, bounds, time.time_ns() // 1_000_000)
+        try:
+            return open_outbox(state, path)
+        except StoreError:
+            if os.path.lexists(path):
+                raise
+    raise StoreBusy(f"The file of {agent!r} is removed again and again. Nothing was stored; try again.")
 
 
 def read_rules(state: StateDirectory) -> tuple[Limits, Bounds]:

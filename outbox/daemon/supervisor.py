@@ -22,10 +22,11 @@ from typing import Any
 from outbox.daemon.compose import build_engine, relay_client
 from outbox.daemon.flush import Flush, dismiss, report_to_json, waiting
 from outbox.daemon.logs import register_secret
+from outbox.daemon.retire import Retirement
 from outbox.daemon.watch import FileWatch
 from outbox.delivery.engine import Engine
 from outbox.delivery.shared import Log
-from outbox.errors import OutboxError, StoreError, UsageError
+from outbox.errors import OutboxError, StoreClosed, StoreError, UsageError
 from outbox.event import Draft, Limits, accept, check_agent, uuid7
 from outbox.policy import HOUR_MS, expiry_horizon_ms
 from outbox.setting_keys import Settings, describe_changes
@@ -74,6 +75,7 @@ class Daemon:
         self._flushes = 0
         self._kick: socket.socket
         self._watch = FileWatch(state)
+        self._retirement = Retirement(state, log)
         self._trouble = ""
         self._quiet_until_ms = 0
         self._clock_offset_ms = 0
@@ -216,6 +218,12 @@ class Daemon:
             self.log("file_trouble", {"level": "warning", "code": error.code, "detail": str(error)})
 
     def _keep_house(self) -> None:
+        self._expire()
+        if self._wall_ms() >= self._quiet_until_ms:
+            after_ms = round(self.settings.bounds_section.retire_after_s * 1_000)
+            self._retirement.turn(self.engine, self._watch.paths, after_ms)
+
+    def _expire(self) -> None:
         horizon_ms = expiry_horizon_ms(self.settings.bounds(), self._wall_ms(), self._quiet_until_ms)
         if horizon_ms is None:
             return
@@ -298,7 +306,16 @@ class Daemon:
 
     def enqueue(self, agent: str, drafts: Sequence[Draft]) -> list[Receipt | OutboxError]:
         """Take events for an agent; returns after the commit."""
-        path = self._outbox_of(check_agent(agent))
+        check_agent(agent)
+        try:
+            return self._enqueue(agent, drafts)
+        except StoreError as error:  # the file may be gone this very moment: then it is made anew
+            if not isinstance(error, StoreClosed) and os.path.lexists(self.state.outbox_path(agent)):
+                raise
+        return self._enqueue(agent, drafts)
+
+    def _enqueue(self, agent: str, drafts: Sequence[Draft]) -> list[Receipt | OutboxError]:
+        path = self._outbox_of(agent)
         now_ms = self._wall_ms()
         with self.engine.delivery.files.borrow(path) as box:
             events = [

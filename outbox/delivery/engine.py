@@ -69,6 +69,22 @@ class Engine:
             for seat in self._seats.values():
                 self._wake(seat)
 
+    def dismiss(self, path: Path) -> bool:
+        """Give up the sender's place of an outbox; False when it is at work. The next `wake` takes it anew.
+
+        Raises StoreError when the file cannot be opened.
+        """
+        with self._cond:
+            seat = self._seats.get(path)
+            if seat is None:
+                return True
+            if seat.running or seat.ready or seat.tag is not None:
+                return False
+            seat.due_ms = None
+            del self._seats[path]
+        seat.pump.resign()
+        return True
+
     def _wake(self, seat: _Seat) -> None:
         if seat.running:
             seat.woken = True
