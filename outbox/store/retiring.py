@@ -1,4 +1,4 @@
-"""Retirement: the file of an agent is removed when nothing in it is of use any more. When is decided above."""
+"""Retirement: the file of an agent is removed when nothing in it is of use. When is decided above."""
 
 from __future__ import annotations
 
