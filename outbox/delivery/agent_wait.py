@@ -6,6 +6,7 @@ from outbox.delivery.shared import Delivery
 from outbox.delivery.verdict import Effect, Verdict
 from outbox.outcome import Blocked
 from outbox.policy import backoff_ms
+from outbox.store.inspect import OutboxStatus
 from relay_client import Reading, Sort
 
 _FLUSH_INTERVAL_MS = 150
@@ -23,14 +24,15 @@ class AgentWait:
         self.until_ms = 0
         self.blocked: Blocked | None = None
 
-    def restore(self, blocked: Blocked | None, most_ms: int) -> None:
+    def restore(self, status: OutboxStatus, most_ms: int) -> None:
         """After a restart a head goes at once, unless this same relay asked to wait: that is still kept to.
 
         A wall clock that was set back since then makes the wait no longer than it was.
         """
+        blocked = status.blocked
         if blocked is None or blocked.reason != _ASKED or blocked.next_try_at_ms is None:
             return
-        now_ms = max(self._d.clock.wall_ms(), blocked.since_ms)
+        now_ms = max(self._d.clock.wall_ms(), _last_answer_at_ms(status) or blocked.since_ms)
         left_ms = min(most_ms, blocked.next_try_at_ms - now_ms)
         if left_ms > 0 and self._d.gate.is_known:
             self.until_ms = self._d.clock.monotonic_ms() + left_ms
@@ -90,3 +92,9 @@ class AgentWait:
         self.until_ms = self._d.clock.monotonic_ms() + wait_ms
         self.blocked = Blocked(reason, since_ms, now_ms + wait_ms, detail)
         return news
+
+
+def _last_answer_at_ms(status: OutboxStatus) -> int | None:
+    history = status.head.history if status.head else ()
+    at_ms = history[-1].get("at_ms") if history else None
+    return at_ms if isinstance(at_ms, int) else None

@@ -70,8 +70,7 @@ class Pump:
                 return Sleep(None)
             row = head(box)
             if row is None:
-                self._rest(box)
-                return Sleep(None)
+                return self._rest(box)
             self._look_at(row)
             if not self._settler.wait.over:
                 return Sleep(self._settler.wait.until_ms)
@@ -105,7 +104,7 @@ class Pump:
             self._is_sender = self._lost_track = True
             if self._d.rules is not None:
                 box.set_rules(*self._d.rules)
-            self._settler.wait.restore(read_status(box).blocked, self._d.max_retry_after_ms)
+            self._settler.wait.restore(read_status(box), self._d.max_retry_after_ms)
         self._settler.write_rest(box)
         if self._lost_track:
             for seq in recover(box, now_ms=self._d.clock.wall_ms()):
@@ -119,15 +118,17 @@ class Pump:
             self._settler.witness.forget()
             self._settler.wait.new_head()
 
-    def _rest(self, box: OutboxFile) -> None:
-        """Nothing waits: forget what stood in the way, drop old receipts, give space back."""
+    def _rest(self, box: OutboxFile) -> Turn:
+        """Nothing waits: forget what stood in the way; once a minute drop old receipts, give space back."""
         clear_blocked(box)
         self._settler.wait.end()
         now = self._d.clock.monotonic_ms()
-        if now >= self._tidy_at_ms:
-            self._tidy_at_ms = now + _TIDY_EVERY_MS
-            forget_old(box, box.bounds, self._d.clock.wall_ms())
-            box.give_space_back()
+        if now < self._tidy_at_ms:
+            return Sleep(None if self._d.flushing else self._tidy_at_ms)
+        self._tidy_at_ms = now + _TIDY_EVERY_MS
+        forget_old(box, box.bounds, self._d.clock.wall_ms())
+        box.give_space_back()
+        return Sleep(None)
 
     # The head ----------------------------------------------------------------------------------------------
 
