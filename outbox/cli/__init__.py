@@ -24,13 +24,20 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "flush": ("outbox.cli.flush", "send what waits, until a deadline"),
     "status": ("outbox.cli.status", "how everything stands: relay, agents, dead letters"),
     "why": ("outbox.cli.why", "the one reason why an agent's events wait"),
+    "list": ("outbox.cli.list_events", "what waits or is in flight, in the order in which it goes"),
+    "show": ("outbox.cli.show", "one event with all that is known of it, wherever it is"),
     "skip": ("outbox.cli.skip", "set a waiting event aside, so that what is behind it goes on"),
-    "dead": ("outbox.cli.dead", "the dead letters: what could not be delivered, and why"),
+    "dead": ("outbox.cli.dead", "the dead letters: list, show, replay, discard, export them"),
     "pause": ("outbox.cli.pause", "send nothing more of an agent, or of all"),
     "resume": ("outbox.cli.resume", "go on with an agent, or with all"),
     "config": (
         "outbox.cli.config",
         "show the settings and where each comes from, or check a file of configuration",
+    ),
+    "export": ("outbox.cli.export", "write all of an outbox as JSON lines, to be taken in elsewhere"),
+    "import": (
+        "outbox.cli.import_events",
+        "take in an export, another outbox, events as JSON lines, or a seed runner's file",
     ),
     "relay": ("outbox.cli.relay", "run the reference relay, on a file of its own"),
     "demo": (

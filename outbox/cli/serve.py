@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM; 0, or 6 when another daemon is there."""
     from outbox import __version__  # noqa: PLC0415 - the daemon's weight is for the daemon
+    from outbox.cli.seeds import seed_advice, seeds_found  # noqa: PLC0415
     from outbox.daemon.logs import configure, log_line, register_secret  # noqa: PLC0415
     from outbox.daemon.supervisor import Daemon  # noqa: PLC0415
     from outbox.setting_keys import Settings  # noqa: PLC0415
@@ -47,4 +48,6 @@ def run(args: argparse.Namespace) -> int:
     settings = read()
     state = StateDirectory(state_dir(settings, os.environ))
     state.create(allow_network_fs=settings.daemon.allow_network_fs)
+    for path in seeds_found(os.environ):
+        log_line("seed_outbox", {"level": "warning", "file": str(path), "detail": seed_advice(path)})
     return Daemon(settings, state, read, __version__, log_line).run()

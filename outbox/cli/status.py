@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from outbox.api.explain import Explanation
 from outbox.api.obstacle import Obstacle, Scope
 from outbox.api.report import OutboxLine, Overview, as_json, overview
 from outbox.cli.output import age, clean, count, emit_json, local_time, number, say, table, terminal_width
+from outbox.cli.seeds import seed_advice, seeds_found
 from outbox.cli.where import kind_paths, now_ms, settings_to_look, state_of
 
 EXAMPLE = "outbox status --json"
@@ -27,10 +29,12 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_to_look(args)
     state = state_of(settings)
     seen = overview(state, now_ms(), relay_url=settings.relay.url, paths=kind_paths(settings))
+    seeds = seeds_found(os.environ)
     if args.json:
-        emit_json(as_json(seen))
+        emit_json(as_json(seen) | ({"seedFiles": [str(path) for path in seeds]} if seeds else {}))
         return 0
     say(clean(_relay(seen)), *(clean(line) for line in _token(seen)), clean(_daemon(seen)))
+    say(*(clean(seed_advice(path)) for path in seeds))
     if not seen.outboxes:
         say(f"No outbox yet below {clean(str(state.path))}: an agent's first event makes one.")
         return 0

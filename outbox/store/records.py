@@ -44,6 +44,21 @@ class Found:
     record: Record | Remembered
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """An outbox itself: its file's id, since when a person paused it, how many events wait or are dead."""
+
+    stream: str
+    paused_at_ms: int | None
+    events: int
+
+
+def about(box: OutboxFile) -> About:
+    """What an export says of the outbox itself."""
+    stream, paused_at_ms, *_, events = box.one(sql.READ_FOR_EXPORT)
+    return About(stream, paused_at_ms, events)
+
+
 def listed(box: OutboxFile, *, kind: str | None = None, state: str | None = None) -> Iterator[Listed]:
     """What waits or is in flight, in order, a page at a time; of one kind or one of the two states only."""
     after = 0
