@@ -120,6 +120,7 @@ class Gate:
         self.era_known = False  # of the MCP endpoint, for this process
         self.capabilities = Capabilities()
         self._spec_due_ms = 0  # monotonic
+        self.refused_token = ""  # the name of the token that was refused last
         self.token_from = ""  # where the token comes from, in words without it
         self._auth = self._auth_detail = ""
         self.on_change: Callable[[str, dict[str, Any]], None] = _unheard

@@ -176,6 +176,7 @@ class Pump:
         try:
             token = self._d.tokens.token()
         except TokenUnavailable as error:
+            self._d.gate.refused_token = ""
             self._d.gate.close(permit, "no_token", str(error))
             return AtGate("")
         if permit.ask_health:

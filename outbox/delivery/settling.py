@@ -23,7 +23,7 @@ from outbox.policy import schedule_of
 from outbox.store.file import OutboxFile
 from outbox.store.row import Row
 from outbox.store.sending import Claim, note_blocked, settle
-from relay_client import Reading, Sort
+from relay_client import Reading, Sort, fingerprint
 
 WHOLE_ANSWERS = frozenset((Sort.REFUSED, Sort.TOO_LARGE, Sort.CONFLICT, Sort.UNCLEAR_BATCH, Sort.NO_ENDPOINT))
 
@@ -244,7 +244,8 @@ class Settler:
                 gate.hold_path(permit, verdict.hold, reading.detail)
             case Effect.TOKEN:
                 gate.close(permit, "unauthorized", reading.detail)
-                if self._d.tokens.refresh():
+                gate.refused_token = fingerprint(sending.token)
+                if self._d.has_new_token():
                     gate.retry_now()
             case Effect.AGENT:
                 pass
