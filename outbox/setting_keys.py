@@ -15,6 +15,7 @@ from typing import Any
 from outbox.bounds import DROP_OLDEST, REFUSE, Bounds
 from outbox.errors import ConfigError
 from outbox.event import BUILT_IN_KINDS, Limits
+from outbox.gap import GAP_KIND
 from outbox.printable import MASK
 from outbox.setting_types import (
     Choice,
@@ -197,6 +198,19 @@ class Settings:
             receipt_window_ms=_ms(section.receipt_window_s),
             receipt_max_bytes=section.receipt_max_bytes,
         )
+
+    def kind_paths(self) -> Mapping[str, str]:
+        """Where each kind of event goes; a batch is held by what holds its messages."""
+        paths = self.relay_paths
+        return {
+            "session-message": paths.messages,
+            "session-message-batch": paths.messages,
+            "insight": paths.insights,
+            "continuation-archive": paths.archives,
+            "mcp-tool-call": paths.mcp,
+            GAP_KIND: paths.messages,
+            **self.kinds,
+        }
 
     @property
     def configured_state_dir(self) -> str | None:

@@ -14,7 +14,6 @@ from outbox.api.report import opened, outbox_files
 from outbox.cli.output import clean, say
 from outbox.errors import ConfigError, StoreError, UsageError
 from outbox.event import check_agent
-from outbox.gap import GAP_KIND
 from outbox.settings import Settings, examine, load
 from outbox.state_dir import state_dir
 from outbox.store.directory import StateDirectory
@@ -50,16 +49,7 @@ def state_of(settings: Settings) -> StateDirectory:
 
 def kind_paths(settings: Settings) -> Mapping[str, str]:
     """Where each kind of event goes by these settings."""
-    paths = settings.relay_paths
-    return {
-        "session-message": paths.messages,
-        "session-message-batch": paths.messages,
-        "insight": paths.insights,
-        "continuation-archive": paths.archives,
-        "mcp-tool-call": paths.mcp,
-        GAP_KIND: paths.messages,
-        **settings.kinds,
-    }
+    return settings.kind_paths()
 
 
 def now_ms() -> int:

@@ -7,7 +7,7 @@ import argparse
 from outbox.api.explain import Explanation, explain
 from outbox.api.report import opened
 from outbox.cli.output import clean, emit_json, say
-from outbox.cli.where import existing, kind_paths, now_ms, settings_to_look, state_of
+from outbox.cli.where import existing, now_ms, settings_to_look, state_of
 from outbox.policy import Schedule, schedule_of
 from outbox.store.file import OutboxFile
 from outbox.store.inspect import OutboxStatus, read_status
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         read_facts(state.relay_state),
         daemon_running=running_daemon(state) is not None,
         now_ms=now_ms(),
-        paths=kind_paths(settings),
+        paths=settings.kind_paths(),
         max_attempts=most,
     )
     if args.json:

@@ -22,6 +22,7 @@ from typing import Any
 from outbox.daemon.compose import build_engine, relay_client
 from outbox.daemon.flush import Flush, dismiss, report_to_json, waiting
 from outbox.daemon.logs import register_secret
+from outbox.daemon.notify import Notifier
 from outbox.daemon.retire import Retirement
 from outbox.daemon.watch import FileWatch
 from outbox.delivery.engine import Engine
@@ -76,6 +77,7 @@ class Daemon:
         self._kick: socket.socket
         self._watch = FileWatch(state)
         self._retirement = Retirement(state, log)
+        self._notifier = Notifier(state, log)
         self._trouble = ""
         self._quiet_until_ms = 0
         self._clock_offset_ms = 0
@@ -144,6 +146,7 @@ class Daemon:
             flush = self._last_flush()
         finally:
             self._flushed.set()
+            self._notifier.stop()
             server.stop()
             dismiss(self.engine, 0.5)
         self._tell_the_end(flush)
@@ -154,6 +157,7 @@ class Daemon:
             write_private(self.state.rules_file, rules)
         except StoreError as error:  # new outboxes begin with the old rules; a full disk stops no daemon
             self.log("file_trouble", {"level": "warning", "code": error.code, "detail": str(error)})
+        self._notifier.use(self.settings)
         self.engine.start(self.settings.delivery.workers)
         self._watch = FileWatch(self.state)
         self._scan()
@@ -193,7 +197,7 @@ class Daemon:
             self.engine.delivery.files.close()
             self.engine.delivery.client.close_idle()
         gate = self.engine.delivery.gate
-        if gate.relay.reason in {"no_token", "unauthorized"} and self.engine.delivery.tokens.refresh():
+        if gate.relay.reason in {"no_token", "unauthorized"} and self.engine.delivery.has_new_token():
             gate.retry_now()
         self.engine.nudge()
         if abs(self._offset_ms() - self._clock_offset_ms) > _CLOCK_STEP_MS:

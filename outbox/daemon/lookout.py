@@ -1,0 +1,111 @@
+"""Looks at the outboxes of a state directory for what a person should know; what that is, alarms.py says."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from outbox.api.explain import Explanation, explain
+from outbox.api.report import opened
+from outbox.daemon.alarms import Alarm, Known, Look, matter_of, news, stuck
+from outbox.daemon.watch import FileWatch
+from outbox.errors import StoreDamaged, StoreError, StoreTooNew
+from outbox.setting_keys import Settings
+from outbox.store.directory import StateDirectory
+from outbox.store.inspect import OutboxStatus, dead_letters, read_status, totals
+from outbox.store.relay_state import read_facts
+
+
+class Lookout:
+    """Remembers what it saw the last time. What is there at the start is known, and no news."""
+
+    def __init__(self, state: StateDirectory) -> None:
+        """Nothing is opened before the first look."""
+        self._state = state
+        self._watch = FileWatch(state)
+        self._again: set[Path] = set()
+        self._known: dict[Path, Known] = {}
+        self._seen: dict[Path, OutboxStatus] = {}
+        self._faults: dict[Path, str] = {}
+        self._told: set[str] = set()
+        self._began_ms = time.time_ns() // 1_000_000
+        self._aside = _names_in(state.damaged)
+
+    def look(self, settings: Settings) -> list[Alarm]:
+        """What is new since the last look."""
+        now_ms = time.monotonic_ns() // 1_000_000
+        alarms = self._set_aside()
+        try:
+            changed = self._watch.changed()
+        except StoreError:  # the daemon says so itself
+            return alarms
+        again, self._again = self._again, set()
+        for path in dict.fromkeys((*changed, *again)):
+            alarms += self._look_at(path, now_ms)
+        for gone in self._known.keys() - set(self._watch.paths):
+            del self._known[gone], self._seen[gone]
+        return alarms + self._stuck(settings, now_ms)
+
+    def _look_at(self, path: Path, now_ms: int) -> list[Alarm]:
+        try:
+            with opened(self._state, path) as box:
+                status = read_status(box)
+                look = Look(status, totals(box), list(dead_letters(box)) if status.dead else [])
+        except (StoreDamaged, StoreTooNew) as error:
+            return self._fault(path, error)
+        except StoreError:  # in use, or just removed
+            self._again.add(path)
+            return []
+        self._faults.pop(path, None)
+        self._seen[path] = status
+        before = self._known.get(path)
+        self._known[path], alarms = news(before, look, began_ms=self._began_ms, now_ms=now_ms)
+        return alarms
+
+    def _fault(self, path: Path, error: StoreError) -> list[Alarm]:
+        if self._faults.get(path) == error.code:
+            return []
+        self._faults[path] = error.code
+        return [Alarm("damaged_file", None, error.code, str(error))]
+
+    def _set_aside(self) -> list[Alarm]:
+        """Files that were put aside since the last look."""
+        before, self._aside = self._aside, _names_in(self._state.damaged)
+        new = sorted(name for name in self._aside - before if ".sqlite" in name)
+        return [Alarm("damaged_file", None, "set_aside", _SET_ASIDE.format(name)) for name in new]
+
+    def _stuck(self, settings: Settings, now_ms: int) -> list[Alarm]:
+        """Heads that do not get on; each matter once, until it is mended."""
+        horizon_ms = now_ms - round(settings.notify.alert_after_s * 1_000)
+        late = [
+            status
+            for path, status in self._seen.items()
+            if status.head and status.paused_at_ms is None and self._known[path].head_since_ms <= horizon_ms
+        ]
+        matters = self._matters(late, settings) if late else {}
+        told, self._told = self._told, set(matters)
+        return [stuck(waiting, why) for matter, (waiting, why) in matters.items() if matter not in told]
+
+    def _matters(
+        self, late: list[OutboxStatus], settings: Settings
+    ) -> dict[str, tuple[list[OutboxStatus], Explanation]]:
+        facts, now_ms = read_facts(self._state.relay_state), time.time_ns() // 1_000_000
+        found: dict[str, tuple[list[OutboxStatus], Explanation]] = {}
+        for status in late:
+            why = explain(status, facts, daemon_running=True, now_ms=now_ms, paths=settings.kind_paths())
+            found.setdefault(matter_of(status, why), ([], why))[0].append(status)
+        return found
+
+
+_SET_ASIDE = (
+    "The damaged file {} was set aside. What could be read of it is queued again; the other agents are not "
+    "affected. See: outbox doctor"
+)
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    except OSError:
+        return set()
