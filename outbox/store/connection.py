@@ -47,9 +47,10 @@ class Connection:
         self._holds_file = False
         self._synchronous = ""
         self._closed = False
-        self._durable = Transaction(self, "BEGIN IMMEDIATE", "FULL")
-        self._light = Transaction(self, "BEGIN IMMEDIATE", "NORMAL")
-        self._snapshot = Transaction(self, "BEGIN", "")
+        self._durable = Transaction(self, "BEGIN IMMEDIATE", "FULL", makes_way=False)
+        self._way_out = Transaction(self, "BEGIN IMMEDIATE", "FULL", makes_way=True)
+        self._light = Transaction(self, "BEGIN IMMEDIATE", "NORMAL", makes_way=True)
+        self._snapshot = Transaction(self, "BEGIN", "", makes_way=False)
         with _forking:
             _connections.add(self)
 
@@ -90,16 +91,23 @@ class Connection:
 
     # Writing -----------------------------------------------------------------------------------------------
 
-    def transaction(self, *, durable: bool) -> Transaction:
+    def transaction(self, *, durable: bool, makes_way: bool = False) -> Transaction:
         """One write transaction: all of it or nothing.
 
         `durable` commits with `synchronous=FULL` (it survives a power cut), otherwise with NORMAL (it
         survives a crash, and a later durable commit covers it; sqlite.org/pragma.html#pragma_synchronous).
+        With `makes_way`, as in all that are not durable, a full disk is made to take the next (`make_way`).
 
         Entering raises StoreBusy after the busy timeout, and StoreClosed when another file stands in the
         place of the open one; leaving raises StoreFull, StoreDamaged or StoreError when nothing was stored.
         """
-        return self._durable if durable else self._light
+        if not durable:
+            return self._light
+        return self._way_out if makes_way else self._durable
+
+    def make_way(self) -> None:
+        """The disk is full: do what can be done so that the next commit of a delivery fits on it."""
+        self.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def run(self, sql: str, *args: Any) -> None:
         """Run a statement inside a transaction."""
@@ -113,7 +121,7 @@ class Connection:
     def checkpoint(self, mode: int) -> None:
         """Copy the log into the file as far as nobody is in the way; the rest is left to a later commit.
 
-        After a passive one the next commit writes the log anew from its start: a full disk then takes it.
+        After a whole one the next commit writes the log anew from its start.
         """
         with self.mutex:
             if self._closed:
@@ -193,13 +201,14 @@ class Transaction:
     calls.
     """
 
-    __slots__ = ("_begin", "_connection", "_synchronous")
+    __slots__ = ("_begin", "_connection", "_makes_way", "_synchronous")
 
-    def __init__(self, connection: Connection, begin: str, synchronous: str) -> None:
+    def __init__(self, connection: Connection, begin: str, synchronous: str, *, makes_way: bool) -> None:
         """`synchronous` is "" for a transaction that only reads."""
         self._connection = connection
         self._begin = begin
         self._synchronous = synchronous
+        self._makes_way = makes_way
 
     def __enter__(self) -> None:
         connection = self._connection
@@ -234,8 +243,8 @@ class Transaction:
         finally:
             connection.leave()
         if isinstance(error, FAULTS):
-            if isinstance(error, apsw.FullError):
-                connection.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if self._makes_way and isinstance(error, apsw.FullError):
+                connection.make_way()
             raise store_error(error, connection.path) from error
 
 

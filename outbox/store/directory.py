@@ -35,6 +35,7 @@ class StateDirectory:
         self.wake_socket = path / "wake.sock"
         self.daemon_file = path / "daemon.json"
         self.rules_file = path / "rules.json"
+        self.reserve_file = path / "reserve"
 
     def create(self, *, allow_network_fs: bool = False) -> StateDirectory:
         """Make STATE and STATE/agents with mode 0700; a missing folder above them is made with that mode too.

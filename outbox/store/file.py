@@ -16,6 +16,7 @@ from outbox.store.connection import Connection
 from outbox.store.directory import StateDirectory, file_name, is_regular
 from outbox.store.faults import FAULTS, store_error
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
+from outbox.store.reserve import give_up_reserve, keep_reserve
 from outbox.store.rules import decode_rules, encode_rules
 
 BUSY_TIMEOUT_MS = 5_000
@@ -125,8 +126,9 @@ class OutboxFile(Connection):
     def give_space_back(self) -> None:
         """Return free pages to the file system in steps that others can come between, and cut the log.
 
-        Up to 1 MiB of each stays for what comes next.
+        Up to 1 MiB of each stays for what comes next. The reserve is made again, if it was given up.
         """
+        keep_reserve(self.state)
         if self._free_pages() > _FREE_PAGES_KEPT:
             for _ in range(_MOST_STEPS):
                 with self.transaction(durable=False):
@@ -136,6 +138,11 @@ class OutboxFile(Connection):
             self.checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
         elif self._log_bytes() > _LOG_KEPT_BYTES:
             self.checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def make_way(self) -> None:
+        """Give up the reserve of the state directory, and copy the log into the file with what that frees."""
+        give_up_reserve(self.state)
+        super().make_way()
 
     def _free_pages(self) -> int:
         return int(self.one("PRAGMA freelist_count")[0])

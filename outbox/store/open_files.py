@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from outbox.errors import StoreFull
 from outbox.store.directory import StateDirectory
 from outbox.store.file import OutboxFile, open_outbox
+from outbox.store.reserve import give_up_reserve
 
 
 class OpenFiles:
@@ -57,7 +59,7 @@ class OpenFiles:
     def _opened(self, path: Path) -> OutboxFile:
         """Open the file and borrow it; if another thread was faster, its one is taken."""
         self._close_idle(self._most - 1)
-        opened = open_outbox(self._state, path)
+        opened = self._open(path)
         with self._mutex:
             box = self._current.setdefault(path, opened)
             self._current.move_to_end(path)
@@ -65,6 +67,14 @@ class OpenFiles:
         if box is not opened:
             opened.close()
         return box
+
+    def _open(self, path: Path) -> OutboxFile:
+        try:
+            return open_outbox(self._state, path)
+        except StoreFull:
+            if not give_up_reserve(self._state):
+                raise
+            return open_outbox(self._state, path)
 
     def _give_back(self, path: Path, box: OutboxFile) -> None:
         with self._mutex:

@@ -12,6 +12,7 @@ from pathlib import Path
 from outbox.errors import StoreError, StoreFull, StoreHeld
 from outbox.store.directory import StateDirectory
 from outbox.store.locks import DAEMON_BYTE, owners_lock
+from outbox.store.reserve import keep_reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def take_place(state: StateDirectory, version: str, socket: Path, now_ms: int) -
     raw = {"pid": os.getpid(), "version": version, "startedAtMs": now_ms, "socket": str(socket)}
     with contextlib.suppress(StoreError):
         write_private(state.daemon_file, json.dumps(raw))
+    keep_reserve(state)
 
 
 def leave_place(state: StateDirectory) -> None:

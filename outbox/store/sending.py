@@ -54,7 +54,7 @@ def claim(
     An unsafe claim is on disk (FULL) when this returns: no byte of the request has left before. A gap in the
     run stops growing and gets its wire text. Raises StoreHeld while another claim is out.
     """
-    with box.transaction(durable=unsafe):
+    with box.transaction(durable=unsafe, makes_way=True):
         generation, claimed_through, _, open_gap_seq = box.one(sql.READ_CLAIM)
         if claimed_through:
             raise StoreHeld(
@@ -164,7 +164,7 @@ def recover(box: OutboxFile, *, now_ms: int) -> list[int]:
     has an unknown outcome and is never sent again by itself.
     """
     unknown: list[int] = []
-    with box.transaction(durable=True):
+    with box.transaction(durable=True, makes_way=True):
         _, claimed_through, unsafe, _ = box.one(sql.READ_CLAIM)
         if not claimed_through:
             return unknown
