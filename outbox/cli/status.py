@@ -12,37 +12,57 @@ from outbox.api.obstacle import Obstacle, Scope
 from outbox.api.report import OutboxLine, Overview, as_json, overview
 from outbox.cli.output import age, clean, count, emit_json, local_time, number, say, table, terminal_width
 from outbox.cli.seeds import seed_advice, seeds_found
-from outbox.cli.where import kind_paths, now_ms, settings_to_look, state_of
+from outbox.cli.where import now_ms, settings_to_look, state_of
 
-EXAMPLE = "outbox status --json"
+EXAMPLE = "outbox status --json\noutbox status --watch"
 
 _HEADERS = ("agent", "waiting", "oldest", "in flight", "delivered", "dead", "state")
+_RIGHT = ("waiting", "oldest", "in flight", "delivered", "dead")
 _STATES = {"empty": "nothing waits", "in_flight": "is being sent", "ready": "goes out now"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None of its own."""
+    """Whether to go on looking."""
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="look again every second until Ctrl-C: a live view on a terminal, else a line for each change",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Look, and tell."""
     settings = settings_to_look(args)
     state = state_of(settings)
-    seen = overview(state, now_ms(), relay_url=settings.relay.url, paths=kind_paths(settings))
-    seeds = seeds_found(os.environ)
+
+    def look() -> Overview:
+        return overview(state, now_ms(), relay_url=settings.relay.url, paths=settings.kind_paths())
+
+    if args.watch:
+        from outbox.cli.status_watch import watch  # noqa: PLC0415 - a look at once needs none of it
+
+        return watch(look, as_data=args.json)
+    seen, seeds = look(), seeds_found(os.environ)
     if args.json:
         emit_json(as_json(seen) | ({"seedFiles": [str(path) for path in seeds]} if seeds else {}))
         return 0
-    say(clean(_relay(seen)), *(clean(line) for line in _token(seen)), clean(_daemon(seen)))
-    say(*(clean(seed_advice(path)) for path in seeds))
+    say(*head_lines(seen), *(clean(seed_advice(path)) for path in seeds))
     if not seen.outboxes:
         say(f"No outbox yet below {clean(str(state.path))}: an agent's first event makes one.")
         return 0
-    rows = [_row(line, seen.now_ms) for line in seen.outboxes]
-    right = ("waiting", "oldest", "in flight", "delivered", "dead")
-    say(*table(rows, _HEADERS, right=right, width=terminal_width(sys.stdout)))
-    say(*(clean(line) for line in _notes(seen.outboxes)))
+    say(*agent_lines(seen, terminal_width(sys.stdout)), *notes(seen))
     return 0
+
+
+def head_lines(seen: Overview) -> list[str]:
+    """The relay, the token, the daemon."""
+    return [clean(_relay(seen)), *(clean(line) for line in _token(seen)), clean(_daemon(seen))]
+
+
+def agent_lines(seen: Overview, width: int | None) -> list[str]:
+    """The table of agents, headers first."""
+    rows = [_row(line, seen.now_ms) for line in seen.outboxes]
+    return table(rows, _HEADERS, right=_RIGHT, width=width)
 
 
 def _relay(seen: Overview) -> str:
@@ -84,10 +104,11 @@ def _row(line: OutboxLine, now: int) -> tuple[str, ...]:
         return (line.agent, "?", "", "?", "?", "?", f"cannot be read: {code}")
     oldest = age(now - status.head.accepted_at_ms) if status.head else ""
     counters = (number(status.in_flight), number(status.delivered), number(status.dead))
-    return (line.agent, number(status.waiting), oldest, *counters, _state(line.why))
+    return (line.agent, number(status.waiting), oldest, *counters, state_of_head(line.why))
 
 
-def _state(why: Explanation) -> str:
+def state_of_head(why: Explanation) -> str:
+    """What the head of an outbox waits for, in a few words."""
     match why.scope:
         case Scope.NOTHING:
             return _STATES[why.reason]
@@ -103,11 +124,12 @@ def _state(why: Explanation) -> str:
             return f"held: {why.reason.replace('_', ' ')}"
 
 
-def _notes(lines: list[OutboxLine]) -> Iterator[str]:
+def notes(seen: Overview) -> Iterator[str]:
     """What a person should look at next."""
+    lines = seen.outboxes
     dropped = sum(line.status.dropped for line in lines if line.status)
     dead = sum(line.status.dead for line in lines if line.status)
-    yield from (str(line.trouble) for line in lines if line.trouble)
+    yield from (clean(str(line.trouble)) for line in lines if line.trouble)
     if dropped:
         yield f"{count(dropped, 'event')} dropped by a bound; the relay is told in their place."
     if dead:

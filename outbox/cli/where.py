@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,6 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 def state_of(settings: Settings) -> StateDirectory:
     """The state directory; nothing is made."""
     return StateDirectory(state_dir(settings, os.environ))
-
-
-def kind_paths(settings: Settings) -> Mapping[str, str]:
-    """Where each kind of event goes by these settings."""
-    return settings.kind_paths()
 
 
 def now_ms() -> int:
