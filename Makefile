@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 
-.PHONY: run test lint bench clean
+.PHONY: run test long lint bench clean
 
 run: $(VENV)/.run
 	$(BIN)/outbox demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 tests
+
+# What takes minutes of real time; its file's name keeps it out of every other run.
+long: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 tests/long/whole_scenarios.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from moved_clock import MovedClock
 from peers import fake_relay
 from processes import (
     LINE,
@@ -256,28 +257,14 @@ def times_of(message):
     return message["idempotencyKey"], message["occurredAt"]
 
 
-MOVED_CLOCK = """
-import os, time
-from pathlib import Path
-_file, _real_ns = Path(os.environ["CLOCK_OFFSET_FILE"]), time.time_ns
-time.time_ns = lambda: _real_ns() + int(_file.read_text())
-"""
-
-
 def test_a_daemon_whose_clock_is_set_back(state, absent, tmp_path):
     """P08: a real daemon notices, says so, and goes on; what waits keeps its time."""
-    offset = tmp_path / "offset"
-    offset.write_text("0")
-    (tmp_path / "sitecustomize.py").write_text(MOVED_CLOCK)
-    environ = {"PYTHONPATH": str(tmp_path), "CLOCK_OFFSET_FILE": str(offset)}
-    quick = {"daemon.poll_interval_s": "0.2"}
-    with DaemonProcess(state, absent.url, quick, environ=environ) as daemon:
+    clock, quick = MovedClock(tmp_path), {"daemon.poll_interval_s": "0.2"}
+    with DaemonProcess(state, absent.url, quick, environ=clock.environ) as daemon:
         put(state, AGENT, 0)
         wait_for(lambda: daemon.said("gate_closed"))
         before = kept_times(state, AGENT)
-        draft = offset.with_name("offset.new")
-        draft.write_text(str(-3_600 * 10**9))
-        draft.replace(offset)
+        clock.set_back(3_600)
         wait_for(lambda: daemon.said("clock_stepped"))
         absent.start()
         wait_for(lambda: numbers(absent) == [0], CASES["P08"]["within_s"])
