@@ -353,6 +353,19 @@ def test_a_token_file_that_is_put_right(state, relay, tmp_path):
         assert "tok-of-yesterday" not in daemon.log.read_text()
 
 
+def test_a_token_that_somebody_else_read_first(state, relay, tmp_path):
+    """A turn of another agent reads the new token before the poll does: the poll notices all the same."""
+    file = tmp_path / "token"
+    file.write_text("tok-of-yesterday")
+    settings = {**BY_HAND_ONLY, "relay.token": "", "daemon.poll_interval_s": "1"}
+    with DaemonProcess(state, relay.url, settings, flags=["--token-file", str(file)]) as daemon:
+        put(state, "builder", 0)
+        wait_for(lambda: daemon.said("gate_closed"))
+        file.write_text(TOKEN)
+        put(state, "second", 1)
+        wait_for(lambda: sorted(numbers(relay)) == [0, 1])
+
+
 # Privacy ---------------------------------------------------------------------------------------------------
 
 

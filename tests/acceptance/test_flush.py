@@ -6,6 +6,7 @@ import select
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from peers import fake_relay
@@ -184,7 +185,7 @@ def test_at_most_one_attempt_for_each_event(state, relay):
 # From a host program ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("python", interpreters())
+@pytest.mark.parametrize("python", interpreters(), ids=lambda path: Path(path).name)
 class TestAtExit:
     """`Outbox.flush()` from `atexit`, where no thread can be started any more."""
 
