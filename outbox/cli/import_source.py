@@ -181,8 +181,11 @@ def opened_seed(path: Path, workplace: Path) -> Iterator[SeedFile]:
 
 def of_seed(seed: SeedFile, agent: str, now_ms: int) -> Generator[Found, None, None]:
     """Its rows, whose agent it does not know."""
-    for row in seed.rows():
-        yield Item(f"row {row.seq}", agent, _reader(row, agent, now_ms))
+    try:
+        for row in seed.rows():
+            yield Item(f"row {row.seq}", agent, _reader(row, agent, now_ms))
+    except StoreError as error:
+        yield Refused("the file", error)
 
 
 def _reader(row: SeedRow, agent: str, now_ms: int) -> Callable[[Limits], Record]:

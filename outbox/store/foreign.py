@@ -40,7 +40,8 @@ def opened_copy(path: Path, folder: Path) -> Iterator[OutboxFile]:
             yield box
         finally:
             box.close()
-            box.path.unlink(missing_ok=True)
+            for side in ("", "-wal", "-shm"):
+                box.path.with_name(box.path.name + side).unlink(missing_ok=True)
 
 
 @contextmanager

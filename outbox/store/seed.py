@@ -133,10 +133,14 @@ class SeedFile:
             self.close()
             raise
 
-    def _count(self) -> int:
+    def _count(self) -> int | None:
+        """How many rows there are; None when not all of them can be read."""
         columns = {name for (name,) in self._db.execute(_COLUMNS)}
         if columns >= _WANTED:
-            return int(self._db.execute(_COUNT).get)
+            try:
+                return int(self._db.execute(_COUNT).get)
+            except apsw.CorruptError:
+                return None
         raise StoreError(
             "The file is no outbox that is known here: neither ours nor a seed runner's, whose table outbox "
             "has a row for each event. Nothing was taken, and nothing in it was changed."
