@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -51,20 +52,21 @@ class Route:
 def open_connection(
     route: Route, sockets: Sockets, exchange: Exchange, connect_timeout_s: float
 ) -> Connection:
-    """Connect along the route, tunnel and handshakes included.
+    """Connect along the route, tunnel and handshakes included, all within `connect_timeout_s`.
 
     Raises:
         OSError, NotHttp, ProxyRefused: nothing is left open.
     """
     first = route.proxy or route
-    stream = sockets.connect(first.host, first.port, exchange, connect_timeout_s)
+    opening = Exchange(time.monotonic() + min(connect_timeout_s, exchange.left_s()))
+    stream = sockets.connect(first.host, first.port, opening, connect_timeout_s)
     try:
         if route.proxy_tls is not None and route.proxy is not None:
-            stream = stream.start_tls(route.proxy_tls, route.proxy.host, exchange)
+            stream = stream.start_tls(route.proxy_tls, route.proxy.host, opening)
         if route.tls is not None:
             if route.proxy is not None:
-                _tunnel(route, stream, exchange)
-            stream = stream.start_tls(route.tls, route.host, exchange)
+                _tunnel(route, stream, opening)
+            stream = stream.start_tls(route.tls, route.host, opening)
     except BaseException:
         stream.close()
         raise
