@@ -316,6 +316,20 @@ def test_300_agents_with_256_descriptors(state, relay):
     assert {event["timesSeen"] for event in relay.events()} == {1}
 
 
+def test_a_folder_that_cannot_be_read_for_a_while(state, relay):
+    """As when no descriptor is free for looking into it: the daemon says so once, and goes on afterwards."""
+    with DaemonProcess(state, relay.url, {"daemon.poll_interval_s": "0.05"}) as daemon:
+        away = (state / "agents").rename(state / "away")
+        (state / "agents").write_text("no folder")
+        wait_for(lambda: daemon.said("file_trouble"))
+        (state / "agents").unlink()
+        away.rename(state / "agents")
+        put(state, AGENT, 0)
+        wait_for(lambda: numbers(relay) == [0])
+        assert len(daemon.said("file_trouble")) == 1
+        assert daemon.stop() == 0
+
+
 @pytest.mark.parametrize(("descriptors", "files"), [(256, 21), (1_024, 64), (20_000, 64), (100, 1), (0, 1)])
 def test_open_files_fit_into_the_descriptors(descriptors, files):
     """P09: each of 32 workers may use a file and a connection beside those that are kept open."""
