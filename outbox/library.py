@@ -17,7 +17,7 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from outbox.bounds import Bounds
-from outbox.errors import OutboxError, StoreBusy, StoreClosed, StoreError, UsageError
+from outbox.errors import OutboxError, StoreBusy, StoreClosed, StoreDamaged, StoreError, UsageError
 from outbox.event import Accepted, Draft, Limits, accept, check_agent, draft_event, parse_event, uuid7
 from outbox.json_text import dump
 from outbox.state_dir import state_dir as default_state_dir
@@ -212,6 +212,9 @@ class Outbox:
             results = enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
         except StoreClosed:
             results = self._store_anew(drafts, now_ms)
+        except StoreDamaged:
+            mend(self._state, self.agent)
+            results = self._store_anew(drafts, now_ms)
         self._waker.wake(box.path.name)
         return results
 
@@ -274,19 +277,35 @@ def _opened(state: StateDirectory, agent: str) -> OutboxFile:
 def open_or_make(state: StateDirectory, agent: str) -> OutboxFile:
     """Open an agent's file, made when it is not there, also when it is removed in this very moment.
 
-    Raises StoreError when it cannot be made or used.
+    A damaged one is set aside, and opened anew. Raises StoreError when it cannot be made or used.
     """
-    path = state.outbox_path(agent)
+    path, mended = state.outbox_path(agent), False
     for _ in range(_MOST_REPLACEMENTS):
         if not os.path.lexists(path):
             limits, bounds = read_rules(state)
             create_outbox(state, agent, limits, bounds, time.time_ns() // 1_000_000)
         try:
             return open_outbox(state, path)
+        except StoreDamaged:
+            if mended:
+                raise
+            mended = True
+            mend(state, agent)
         except StoreError:
             if os.path.lexists(path):
                 raise
     raise StoreBusy(f"The file of {agent!r} is removed again and again. Nothing was stored; try again.")
+
+
+def mend(state: StateDirectory, agent: str) -> None:
+    """Have a file that seems damaged set aside, with a warning to the logger "outbox"; raises StoreError."""
+    from outbox.store.salvage import set_aside  # noqa: PLC0415 - an enqueue must not pay for it
+
+    damage = set_aside(state, state.outbox_path(agent), agent, time.time_ns() // 1_000_000)
+    if damage is not None:
+        import logging  # noqa: PLC0415 - as above
+
+        logging.getLogger("outbox").warning("%s", damage.sentence())
 
 
 def read_rules(state: StateDirectory) -> tuple[Limits, Bounds]:

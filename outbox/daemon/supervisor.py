@@ -27,11 +27,12 @@ from outbox.daemon.retire import Retirement
 from outbox.daemon.watch import FileWatch
 from outbox.delivery.engine import Engine
 from outbox.delivery.shared import Log
-from outbox.errors import OutboxError, StoreClosed, StoreError, UsageError
+from outbox.errors import OutboxError, StoreClosed, StoreDamaged, StoreError, UsageError
 from outbox.event import Draft, Limits, accept, check_agent, uuid7
 from outbox.policy import HOUR_MS, expiry_horizon_ms
 from outbox.setting_keys import Settings, describe_changes
 from outbox.store.create import create_outbox
+from outbox.store.damage import tell_damages
 from outbox.store.directory import StateDirectory
 from outbox.store.dropping import expire
 from outbox.store.enqueue import Receipt, enqueue
@@ -207,6 +208,7 @@ class Daemon:
 
     def _scan(self) -> None:
         """Find files with something new in them, however it came there; a lost wake-up costs one interval."""
+        tell_damages(self.state, self.log)
         try:
             changed = self._watch.changed()
         except StoreError as error:  # no descriptor is free, or the folder is out of reach: the next time
@@ -313,6 +315,8 @@ class Daemon:
         check_agent(agent)
         try:
             return self._enqueue(agent, drafts)
+        except StoreDamaged:
+            self.engine.delivery.files.mend(self.state.outbox_path(agent), agent)
         except StoreError as error:  # the file may be gone this very moment: then it is made anew
             if not isinstance(error, StoreClosed) and os.path.lexists(self.state.outbox_path(agent)):
                 raise

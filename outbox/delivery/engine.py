@@ -16,10 +16,11 @@ from pathlib import Path
 
 from outbox.delivery.pump import Pump
 from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
-from outbox.errors import OutboxError, StoreClosed, StoreError, StoreHeld
+from outbox.errors import OutboxError, StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreHeld
 
 _FILE_TROUBLE_MS = 1_000
 _FAULT_MS = 10_000
+_LEFT_ALONE_MS = 600_000  # a wake-up comes before
 _LONGEST_WAIT_S = 60.0
 
 
@@ -34,6 +35,7 @@ class _Seat:
     due_ms: int | None = None
     tag: str | None = None
     trouble: str = ""
+    mended: bool = False
 
 
 class Engine:
@@ -170,6 +172,8 @@ class Engine:
             return Again()
         except StoreHeld:
             return self._later(_FILE_TROUBLE_MS)
+        except StoreDamaged as error:
+            return self._mend(seat, error)
         except StoreError as error:
             self._tell(seat, error)
             return self._later(_FILE_TROUBLE_MS if error.code == "busy" else _FAULT_MS)
@@ -177,8 +181,24 @@ class Engine:
             seat.pump.lost_track()
             self._tell(seat, error)
             return self._later(_FAULT_MS)
-        seat.trouble = ""
+        seat.trouble, seat.mended = "", False
         return turn
+
+    def _mend(self, seat: _Seat, error: StoreError) -> Turn:
+        """Have the file set aside and go on with the new one; what cannot be mended is told of once."""
+        try:
+            self.delivery.files.mend(seat.pump.path, seat.pump.agent or None)
+        except StoreBusy:
+            return self._later(_FILE_TROUBLE_MS)
+        except StoreError as why_not:
+            error = why_not
+        else:
+            seat.pump.lost_track()
+            if not seat.mended:
+                seat.mended = True
+                return Again()
+        self._tell(seat, error)
+        return self._later(_LEFT_ALONE_MS)
 
     def _later(self, wait_ms: int) -> Sleep:
         return Sleep(self.delivery.clock.monotonic_ms() + wait_ms)

@@ -5,6 +5,7 @@ The decisions themselves stand in verdict.py and policy.py.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +131,7 @@ class Settler:
         row = taken.rows[0]
         trouble = Trouble(self._d.clock.wall_ms(), str(reason), detail=detail, path=path)
         self._tell_dead(row, reason, trouble)
-        bury = Bury(row.seq, reason, row.attempts, trouble, row.progress)
+        bury = Bury(row.seq, reason, row.attempts, trouble, row.progress, sent=False)
         return self.finish(box, taken, [bury], None)
 
     def finish(self, box: OutboxFile, taken: Claim, settlements: list[Settlement], held: Held | None) -> Turn:
@@ -169,7 +170,8 @@ class Settler:
         """Write the settlement that could not be written before (a full disk, a lock)."""
         if self._unwritten is not None:
             taken, settlements, blocked = self._unwritten
-            settle(box, taken, settlements, now_ms=self._d.clock.wall_ms(), blocked=blocked)
+            with contextlib.suppress(StoreHeld):  # the claim is gone, with its file or to another sender
+                settle(box, taken, settlements, now_ms=self._d.clock.wall_ms(), blocked=blocked)
             self._unwritten = None
 
     # One event ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from outbox.bounds import Bounds
 from outbox.errors import StoreBusy, StoreError, StoreFull
 from outbox.event import Limits
 from outbox.store import schema, statements
+from outbox.store.aside import is_being_replaced
 from outbox.store.directory import StateDirectory, put_aside, sync_folder
 from outbox.store.faults import store_error
 from outbox.store.locks import lifecycle_byte, owners_lock
@@ -25,18 +26,19 @@ _LONGEST_WAIT_S = 5.0
 def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bounds, now_ms: int) -> Path:
     """Make an agent's outbox file (mode 0600); returns its path. When this returns it survives a power cut.
 
-    A file that stands there already, also one that another process made in the meantime, is left as it is.
+    A file that stands there already, also one that another process made in the meantime, is left as it is; so
+    is one that is just being replaced.
     Raises StoreFull or StoreError when it cannot be made.
     """
     path = state.outbox_path(agent)
-    if os.path.lexists(path):
+    if os.path.lexists(path) or is_being_replaced(path):
         return path
     stream = str(uuid.uuid4())
     draft = state.agents / f".new-{stream}.sqlite"
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        _fill(draft, agent, stream, encode_rules(limits, bounds), now_ms)
-        _sync(draft)
+        make_file(draft, agent, stream, encode_rules(limits, bounds), now_ms)
+        sync_file(draft)
         _give_name(state, draft, path)
         sync_folder(state.agents)
     except apsw.Error as error:
@@ -54,8 +56,8 @@ def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bou
     return path
 
 
-def _fill(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> None:
-    """Without a flush of its own: nobody knows this file before it is flushed as a whole."""
+def make_file(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> None:
+    """Fill an empty file, without a flush of its own: nobody knows it before it is flushed as a whole."""
     connection = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.pragma("synchronous", "OFF")
@@ -94,7 +96,8 @@ def _side(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Make what was written to the file survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from outbox.errors import StoreError
+from outbox.store.aside import named_by
 
 _SLUG_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 _octal = re.compile(r"\\([0-7]{3})")
@@ -63,7 +64,7 @@ class StateDirectory:
         return self.agents / file_name(agent)
 
     def outbox_files(self) -> Iterator[Path]:
-        """Every outbox file there is, also those of agents long gone; raises StoreError."""
+        """Every outbox file there is, of agents long gone and one being replaced too; raises StoreError."""
         try:
             entries = sorted(os.scandir(self.agents), key=lambda entry: entry.name)
         except FileNotFoundError:
@@ -72,9 +73,13 @@ class StateDirectory:
             raise StoreError(
                 f"The folder {str(self.agents)!r} cannot be read: {error.strerror}. Nothing was changed."
             ) from error
+        names = {entry.name for entry in entries}
         for entry in entries:
             if entry.name.endswith(".sqlite") and not entry.name.startswith("."):
                 yield Path(entry.path)
+            elif (name := named_by(entry.name)) and name not in names:
+                names.add(name)
+                yield self.agents / name
 
 
 def _make_private(folder: Path) -> None:

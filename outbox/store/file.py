@@ -12,6 +12,7 @@ from outbox.bounds import Bounds
 from outbox.errors import StoreBusy, StoreDamaged, StoreError, StoreHeld, StoreTooNew
 from outbox.event import Limits
 from outbox.store import schema, statements
+from outbox.store.aside import is_being_replaced
 from outbox.store.connection import Connection
 from outbox.store.directory import StateDirectory, file_name, is_regular
 from outbox.store.faults import FAULTS, store_error
@@ -173,6 +174,10 @@ def open_outbox(state: StateDirectory, path: Path, *, busy_timeout_ms: int = BUS
 
 
 def _look_at(path: Path) -> None:
+    if is_being_replaced(path):
+        raise StoreDamaged(
+            f"The damaged file {path.name} is just being replaced. Nothing was stored; try again."
+        )
     if not os.path.lexists(path):
         raise StoreError(f"There is no file {path.name}. Nothing was changed.")
     if not is_regular(path):

@@ -6,6 +6,7 @@ Whoever works with a file borrows it; a borrowed file is never closed under its 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from outbox.errors import StoreFull
 from outbox.store.directory import StateDirectory
 from outbox.store.file import OutboxFile, open_outbox
 from outbox.store.reserve import give_up_reserve
+from outbox.store.salvage import set_aside
 
 
 class OpenFiles:
@@ -75,6 +77,10 @@ class OpenFiles:
             if not give_up_reserve(self._state):
                 raise
             return open_outbox(self._state, path)
+
+    def mend(self, path: Path, agent: str | None) -> None:
+        """Have a file that seems damaged set aside, and a new one put in its place; raises StoreError."""
+        set_aside(self._state, path, agent, time.time_ns() // 1_000_000)
 
     def _give_back(self, path: Path, box: OutboxFile) -> None:
         with self._mutex:
