@@ -52,17 +52,15 @@ def _flush(
     settings: Settings, state: StateDirectory, agent: str | None, timeout_s: float
 ) -> tuple[FlushReport, bool]:
     """The report, and whether a daemon made it. An agent without an outbox has nothing to send."""
-    from outbox.daemon.flush import FlushReport, ask_daemon, flush_state  # noqa: PLC0415 - what sends is heavy
+    from outbox.daemon.flush import FlushReport, flush_outboxes  # noqa: PLC0415 - what sends is heavy
 
-    daemon = running_daemon(state)
-    if daemon is None:
+    by_daemon = running_daemon(state) is not None
+    if not by_daemon:
         settings.require_relay_url()
     paths = list(state.outbox_files()) if agent is None else [state.outbox_path(agent)]
     if not any(path.exists() for path in paths):
-        return FlushReport(0, 0, 0), daemon is not None
-    if daemon is not None:
-        return ask_daemon(daemon.socket, agent, timeout_s), True
-    return flush_state(settings, state, None if agent is None else [agent], timeout_s), False
+        return FlushReport(0, 0, 0), by_daemon
+    return flush_outboxes(state, agent, timeout_s, lambda: settings)
 
 
 def _watched(state: StateDirectory, agent: str | None) -> AbstractContextManager[object]:
