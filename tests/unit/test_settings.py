@@ -277,13 +277,13 @@ def test_secrets_never_show():
 def test_changes_are_told_a_line_a_key():
     """For SIGHUP: old and new, and whether it takes a restart."""
     old = load({"relay.url": "http://a", "relay.token": "tok-1", "bounds.max_bytes": 1024}, environ={})
-    new = load({"relay.url": "http://b", "relay.token": "tok-2", "delivery.workers": 4}, environ={})
+    new = load({"relay.url": "http://b", "relay.token": "tok-2", "daemon.socket": "/run/o.sock"}, environ={})
     new = replace(new, kinds={"report": "/r"})
     assert describe_changes(old, new) == [
         'relay.url: "http://a" -> "http://b"',
         "relay.token: ******** -> ********",
         'bounds.max_bytes: "1 KiB" -> "512 MiB"',
-        "delivery.workers: 32 -> 4 (takes effect at the next start)",
+        'daemon.socket: not set -> "/run/o.sock" (takes effect at the next start)',
         'kinds.report.path: not set -> "/r"',
     ]
     assert describe_changes(new, new) == []
