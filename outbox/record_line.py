@@ -36,6 +36,11 @@ def joined(fields: Mapping[str, str]) -> str:
     return "{" + ",".join(f"{quoted(name)}:{text}" for name, text in fields.items()) + "}"
 
 
+def one_line(text: str) -> str:
+    """JSON text without line breaks, which can only stand between its values, never inside one."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
 def one_value(text: str) -> str:
     """The text of the one JSON value that `text` is, without the blanks around it; raises UsageError."""
     text = text.strip(" \t\r\n")
@@ -75,10 +80,10 @@ def record_line(agent: str, record: Record | Remembered) -> str:
     kind = "gap" if record.is_gap else "event" if letter is None else "dead"
     fields = {"type": quoted(kind), "agent": quoted(agent), "seq": str(record.seq), **event_fields(event)}
     if record.sound:
-        payload = payload_of(record, agent)
+        payload = one_line(payload_of(record, agent))
         fields["payload"] = payload
         if _stamped_again(record, agent, payload).wire_payload != event.wire_payload:
-            fields["wire"] = event.wire_payload.decode()
+            fields["wire"] = quoted(event.wire_payload.decode())
     else:
         fields["raw"] = quoted(base64.b64encode(event.wire_payload).decode())
     fields["acceptedAt"] = str(record.accepted_at_ms)
@@ -217,8 +222,9 @@ def _read_event(agent: str, fields: dict[str, str], limits: Limits) -> Accepted:
     own = dataclasses.replace(limits, message_body_max_chars=None, key_scope="agent" if scoped else "none")
     event = accept(draft, limits=own, agent=agent, now_ms=0, new_key="")
     if wire is not None:
-        _check_wire(event, agent, draft.payload_text, wire)
-        event = dataclasses.replace(event, wire_payload=wire.encode())
+        text = text_value(wire) or ""
+        _check_wire(event, agent, draft.payload_text, text)
+        event = dataclasses.replace(event, wire_payload=text.encode())
     return dataclasses.replace(
         event, digest=digest or event.digest, notes={**event.notes, **notes}, replayed_from=replayed_from
     )
@@ -233,12 +239,12 @@ def _check_wire(event: Accepted, agent: str, payload: str, wire: str) -> None:
             event.kind, event.shape, wire.encode(), key=key, occurred_at_ms=event.occurred_at_ms
         )
         stamp = last_values(wire)
-    except (UsageError, KeyError, StopIteration):
+    except (UsageError, KeyError, StopIteration, UnicodeEncodeError):
         raise wrong from None
     stamped = event.shape in {"batch", "tool"} or (
         stamp.get(KEY) == quoted(key) and stamp.get(TIME) == str(event.occurred_at_ms)
     )
-    if given.decode() != payload or not stamped:
+    if one_line(given.decode()) != payload or not stamped:
         raise wrong
 
 
@@ -290,9 +296,7 @@ def _read_tries(fields: dict[str, str]) -> Tries:
     progress = fields.pop("progress", "null")
     if progress[0] not in "{n":
         raise UsageError("progress is an object")
-    sends, attempts, crashes = (
-        _whole(fields, name, 0, most=2**31) for name in ("sends", "attempts", "crashes")
-    )
+    sends, attempts, crashes = (_whole(fields, name, 0) for name in ("sends", "attempts", "crashes"))
     first_try_at_ms = _whole(fields, "firstTryAt", None) if "firstTryAt" in fields else None
     return Tries(sends, attempts, crashes, first_try_at_ms, history, None if progress == "null" else progress)
 

@@ -88,7 +88,9 @@ def _line(text: bytes) -> Line | UsageError:
         return read_line(text)
     except UsageError as error:
         if error.code == "too_new":
-            raise UsageError(f"{error}. Nothing was taken.", code=error.code) from None
+            raise UsageError(
+                f"A newer release wrote this: {error}. Nothing was taken.", code=error.code
+            ) from None
         return error
 
 

@@ -15,7 +15,7 @@ from outbox.errors import UsageError
 from outbox.json_text import quoted
 from outbox.outcome import State
 from outbox.record import Record, Remembered, event_fields, payload_of
-from outbox.record_line import joined
+from outbox.record_line import joined, one_line
 from outbox.store.records import Found, find
 
 EXAMPLE = """\
@@ -78,7 +78,7 @@ def _unknown(agent: str, which: str, found: Found | None) -> str:
 
 
 def as_json(agent: str, found: Found) -> str:
-    """All of it as one line of JSON in ASCII; the payload keeps its own text but for escapes."""
+    """All of it as one line of JSON in ASCII; the payload keeps its own text but for escapes and breaks."""
     record = found.record
     fields = {"agent": quoted(agent), "seq": str(record.seq), "state": quoted(found.state)}
     fields |= _receipt(record) if isinstance(record, Remembered) else _record(agent, record)
@@ -98,7 +98,7 @@ def _record(agent: str, record: Record) -> dict[str, str]:
     event, tries, letter = record.event, record.tries, record.letter
     fields = event_fields(event)
     fields["acceptedAt"] = str(record.accepted_at_ms)
-    fields["payload"] = payload_of(record, agent) if record.sound else "null"
+    fields["payload"] = one_line(payload_of(record, agent)) if record.sound else "null"
     if event.replayed_from is not None:
         fields["replayedFrom"] = str(event.replayed_from)
     fields["attempts"], fields["sends"] = str(tries.attempts), str(tries.sends)

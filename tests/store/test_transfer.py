@@ -32,7 +32,7 @@ from boxes import (
 )  # fmt: skip
 
 from outbox.errors import StoreFull, UsageError
-from outbox.event import Limits
+from outbox.event import Limits, accept, parse_event
 from outbox.outcome import Reason
 from outbox.record import Record, Remembered
 from outbox.record_line import read_line, read_record, record_line
@@ -136,6 +136,17 @@ def test_the_text_that_is_sent_never_changes(box, other):
     assert wire.startswith(b'{"idempotencyKey":"k","n":1')
     move(box, other)
     assert head(other).wire_payload == wire
+
+
+def test_line_breaks_of_a_payload_are_sent_as_they_were(box, other):
+    """A payload may stand on several lines; a record stands on one, and what is sent stays the same."""
+    line = '{"kind": "insight", "payload": {"a":\r\n 1.50,\n "b": "\\n"}, "idempotencyKey": "k"}'
+    put(box, accept(parse_event(line, Limits()), limits=Limits(), agent="builder", now_ms=NOW, new_key=""))
+    assert b"\r\n 1.50,\n" in head(box).wire_payload
+    assert [line.count("\n") for line in lines_of(box)] == [0]
+    move(box, other)
+    assert head(other).wire_payload == head(box).wire_payload
+    assert move(box, other)[0].duplicate
 
 
 def test_random_outboxes_arrive_as_they_were(make):
@@ -443,10 +454,12 @@ def a_line(box, **changes):
         ({"attempts": True}, "attempts"),
         ({"notes": []}, "notes"),
         ({"dedupeKey": "d"}, "dedupeKey"),
-        ({"wire": {"n": 2, "occurredAt": 1_790_000_000_000, "idempotencyKey": "k"}}, '"wire"'),
-        ({"wire": {"n": 1, "occurredAt": 1_790_000_000_000, "idempotencyKey": "other"}}, '"wire"'),
-        ({"wire": {"n": 1, "occurredAt": 5, "idempotencyKey": "k"}}, '"wire"'),
-        ({"wire": []}, '"wire"'),
+        ({"wire": '{"n":2,"occurredAt":1790000000000,"idempotencyKey":"k"}'}, '"wire"'),
+        ({"wire": '{"n":1,"occurredAt":1790000000000,"idempotencyKey":"other"}'}, '"wire"'),
+        ({"wire": '{"n":1,"occurredAt":5,"idempotencyKey":"k"}'}, '"wire"'),
+        ({"wire": '{"n":1,"occurredAt":'}, '"wire"'),
+        ({"wire": "\ud83d"}, '"wire"'),
+        ({"wire": {}}, '"wire"'),
         ({"type": "dead"}, "reason of a dead letter"),
         ({"type": "dead", "reason": "bad mood", "failedAt": 1}, "reason of a dead letter"),
         ({"type": "dead", "reason": "damaged", "failedAt": 1, "raw": "%"}, "base64"),
