@@ -203,6 +203,8 @@ def read_record(line: Line, limits: Limits) -> Record | Remembered:
     accepted_at_ms = _whole(fields, "acceptedAt", None)
     tries = _read_tries(fields)
     letter = _read_letter(fields) if line.type == "dead" else None
+    if letter is not None and letter.reason == Reason.UNKNOWN_KIND:  # it waits for a release that knows it
+        limits = dataclasses.replace(limits, custom_kinds=(*limits.custom_kinds, _kind(fields)))
     if letter is not None and letter.reason == Reason.DAMAGED:
         event = _read_damaged(fields)
     elif line.type == "gap":
@@ -210,6 +212,10 @@ def read_record(line: Line, limits: Limits) -> Record | Remembered:
     else:
         event = _read_event(line.agent, fields, limits)
     return Record(event, seq, accepted_at_ms, tries, letter, sound="raw" not in line.fields)
+
+
+def _kind(fields: Mapping[str, str]) -> str:
+    return text_value(fields.get("kind", "null")) or ""
 
 
 def _read_event(agent: str, fields: dict[str, str], limits: Limits) -> Accepted:
@@ -264,8 +270,7 @@ def _read_damaged(fields: dict[str, str]) -> Accepted:
     except ValueError:
         raise UsageError('"raw" is not base64') from None
     key, at_ms = check_key(text_value(fields.get(KEY, "null"))), _whole(fields, TIME, None)
-    kind = (text_value(fields.get("kind", "null")) or "")[:200]
-    return Accepted(kind, key, raw, "object", at_ms, _digest(fields))
+    return Accepted(_kind(fields)[:200], key, raw, "object", at_ms, _digest(fields))
 
 
 def _read_receipt(fields: dict[str, str]) -> Remembered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from outbox.record import Record, Remembered
 from outbox.store.create import create_outbox
 from outbox.store.directory import StateDirectory
 from outbox.store.file import OutboxFile
-from outbox.store.people import is_paused, pause
+from outbox.store.people import pause
 from outbox.store.transfer import take_in
 from outbox.store.wake import wake_daemon
 
@@ -47,6 +48,7 @@ class TakingIn:
         self._batch: list[tuple[str, Record | Remembered]] = []
         self._batch_bytes = 0
         self._stopped: set[str] = set()
+        self._new: set[str] = set()  # the agents whose outboxes were made for this
         self._worst = 0
 
     def __enter__(self) -> Self:
@@ -88,11 +90,14 @@ class TakingIn:
         return self._box
 
     def _made(self, agent: str) -> Path:
+        if not os.path.lexists(self._state.outbox_path(agent)):
+            self._new.add(agent)
         return create_outbox(self._state, agent, *self._rules, now_ms())
 
     def _pause(self, box: OutboxFile, at_ms: int) -> None:
+        """Only an agent that is new here: one that is at work goes on."""
         self._commit()
-        if not is_paused(box):
+        if box.agent in self._new:
             pause(box, at_ms)
             self.counts["paused"] += 1
 

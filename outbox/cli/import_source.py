@@ -16,8 +16,7 @@ from outbox.record_line import HEADER, Line, is_header, read_line, read_record, 
 from outbox.store.at_rest import copy_at_rest
 from outbox.store.directory import StateDirectory
 from outbox.store.file import OutboxFile
-from outbox.store.foreign import opened_copy
-from outbox.store.place import running_daemon
+from outbox.store.foreign import living_daemon, opened_copy
 from outbox.store.records import about, everything
 from outbox.store.seed import SeedFile, SeedRow, require_no_runner, seed_record
 
@@ -126,7 +125,7 @@ def of_directory(state: StateDirectory, agent: str | None, workplace: Path) -> G
 
     Raises StoreHeld while its daemon lives. A file that cannot be used does not stop the others.
     """
-    daemon = running_daemon(state)
+    daemon = living_daemon(state)
     if daemon is not None:
         who = f" (pid {daemon.pid})" if daemon.pid else ""
         raise StoreHeld(

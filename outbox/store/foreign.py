@@ -18,7 +18,7 @@ from outbox.store.directory import StateDirectory, file_name
 from outbox.store.faults import FAULTS, store_error
 from outbox.store.file import OutboxFile, open_outbox
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
-from outbox.store.place import running_daemon
+from outbox.store.place import RunningDaemon, running_daemon
 
 _LONGEST_WAIT_S = 5.0
 
@@ -44,13 +44,18 @@ def opened_copy(path: Path, folder: Path) -> Iterator[OutboxFile]:
                 box.path.with_name(box.path.name + side).unlink(missing_ok=True)
 
 
+def living_daemon(state: StateDirectory) -> RunningDaemon | None:
+    """The daemon that serves another state directory; none can where nothing can be locked."""
+    return running_daemon(state) if os.access(state.path / "owners.lock", os.W_OK) else None
+
+
 @contextmanager
 def _nobody_sends(path: Path) -> Iterator[None]:
     locks = _locks_of(path)
     if locks is None:
         yield
         return
-    daemon = running_daemon(StateDirectory(path.parent.parent))
+    daemon = living_daemon(StateDirectory(path.parent.parent))
     if daemon is not None or not locks.try_exclusive(sender_byte(path.name)):
         who = f"the daemon (pid {daemon.pid})" if daemon and daemon.pid else "another process"
         raise StoreHeld(

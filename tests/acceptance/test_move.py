@@ -151,7 +151,7 @@ def test_an_import_can_be_repeated(old, new, tmp_path):
 
 
 def test_a_paused_agent_stays_paused(old, new, tmp_path):
-    """A person had a reason for it, and the move does not take it away; the others go."""
+    """A person had a reason for it, and the move does not take it away; one that is at work here goes on."""
     for agent in ("builder", "reviewer"):
         old.put(agent, {"n": 1})
     old.run("pause", "builder")
@@ -159,6 +159,11 @@ def test_a_paused_agent_stays_paused(old, new, tmp_path):
     new.run("import", str(tmp_path / "moved.jsonl"))
     assert new.data("why", "builder")[0]["reason"] == "paused"
     assert new.data("why", "reviewer")[0]["reason"] == "no_daemon"
+    new.run("resume", "builder")
+    old.put("builder", {"n": 2})
+    old.run("export", str(tmp_path / "again.jsonl"))
+    new.run("import", str(tmp_path / "again.jsonl"))
+    assert new.data("why", "builder")[0]["reason"] == "no_daemon"
 
 
 def test_where_a_daemon_delivers_nothing_is_taken(old, new, relay, tmp_path):

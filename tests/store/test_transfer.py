@@ -88,6 +88,11 @@ def many_sorts(box):
         event({"n": 7}, account_id="a", metadata={"m": [1.0, 2**70]}, retry={"maxAttempts": 3}),
         event({"n": 8}, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01", tracestate="v=1"),
         event({"n": 9}, limits=Limits(key_scope="agent")),
+        event(
+            {"messages": [{"a": 1, "idempotencyKey": "own"}, {"b": 2}]},
+            kind="session-message-batch",
+            limits=Limits(key_scope="agent"),
+        ),
         event({"body": "x" * 90}, limits=Limits(message_body_max_chars=40)),
         *(event({"n": n}, kind="insight") for n in range(11, 15)),
     )
@@ -501,6 +506,17 @@ def test_the_limits_of_where_it_goes_are_checked(box):
     assert record.event.wire_payload == head(box).wire_payload
     with pytest.raises(UsageError, match="bytes of JSON"):
         records_in([line], Limits(max_payload_bytes=100))
+
+
+def test_a_letter_of_an_unknown_kind_waits_for_it_elsewhere_too(box, other):
+    """A newer release wrote it; as a waiting event such a kind is refused."""
+    put(box, event({"n": 1}, kind="later", limits=Limits(custom_kinds=("later",))), event({"n": 2}))
+    kill(box, 1, Reason.UNKNOWN_KIND)
+    move(box, other)
+    assert other.one("SELECT kind, reason FROM dead") == ("later", "unknown_kind")
+    line = lines_of(box)[0].replace("unknown_kind", "rejected")
+    with pytest.raises(UsageError, match='kind "later" is not known'):
+        records_in([line])
 
 
 def test_values_come_back_equal(box):
