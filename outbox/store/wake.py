@@ -6,8 +6,10 @@ Only a hint: it is never waited for, may be lost, and a poll by stat is the back
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,16 +23,14 @@ class Waker:
         """Nothing is opened before the first hint."""
         self._path = socket_path
         self._address = os.fsencode(socket_path)
+        self._mutex = threading.Lock()
         self._socket: socket.socket | None = None
+        self._closed = False
 
     def wake(self, file_name: str) -> bool:
         """Tell a daemon, if one listens; True when the datagram was handed over."""
-        sender = self._socket
         try:
-            if sender is None:
-                sender = self._socket = socket.socket(
-                    socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-                )
+            sender = self._socket or self._opened()
             if len(self._address) <= _LONGEST_NAME_BYTES:
                 sender.sendto(file_name.encode(), self._address)
             else:
@@ -40,11 +40,22 @@ class Waker:
             return False
         return True
 
+    def _opened(self) -> socket.socket:
+        """The one socket, whichever thread needs it first; raises OSError after `close`."""
+        with self._mutex:
+            if self._closed:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            return self._socket
+
     def close(self) -> None:
-        """Give the socket back; the next hint opens another one."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Give the socket back; nobody is told any more."""
+        with self._mutex:
+            self._closed = True
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
 
 
 def wake_daemon(socket_path: Path, file_name: str) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -307,8 +308,30 @@ def test_a_hint_that_nobody_hears_is_no_trouble(tmp_path):
     with bind_wake_socket(path) as again:
         assert waker.wake("b.sqlite")
         assert again.recv(100) == b"b.sqlite"
+        waker.close()
+        waker.close()
+        assert not waker.wake("c.sqlite")
+
+
+def test_threads_that_give_the_first_hint_together_open_one_socket(tmp_path, monkeypatch):
+    """One that is forgotten would stay open for as long as the program runs."""
+    made, together = [], threading.Barrier(4)
+    real = socket.socket
+
+    def counted(*args):
+        made.append(real(*args))
+        return made[-1]
+
+    waker = Waker(tmp_path / "wake.sock")
+    monkeypatch.setattr("outbox.store.wake.socket.socket", counted)
+    threads = [threading.Thread(target=lambda: (together.wait(10), waker.wake("a"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     waker.close()
-    waker.close()
+    assert len(made) == 1
+    assert made[0].fileno() == -1
 
 
 def test_a_leftover_of_a_dead_daemon_is_replaced(tmp_path):
