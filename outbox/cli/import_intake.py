@@ -12,7 +12,7 @@ from typing import Self
 
 from outbox.api.report import opened
 from outbox.bounds import Bounds
-from outbox.cli.import_source import Found, Item, Paused, Refused
+from outbox.cli.import_source import INCOMPLETE, Found, Item, Paused, Refused
 from outbox.cli.intake import REFUSED, not_taken
 from outbox.cli.output import clean, count, number, say
 from outbox.cli.progress import Advance
@@ -140,8 +140,9 @@ class TakingIn:
             self._tell(f"{what} of {agent} was taken: {error}", {"agent": agent}, error)
 
     def _refuse(self, place: str, error: OutboxError) -> None:
-        self.counts["refused"] += 1
-        text = str(error) if isinstance(error, StoreError) else not_taken(error)
+        of_a_record = isinstance(error, UsageError) and error.code != INCOMPLETE
+        self.counts["refused"] += of_a_record
+        text = not_taken(error) if of_a_record else str(error)
         self._tell(f"{place}: {text}", {"place": place}, error)
 
     def _tell(self, text: str, where: dict[str, str], error: OutboxError) -> None:

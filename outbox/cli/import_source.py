@@ -46,6 +46,7 @@ class Refused:
     error: OutboxError
 
 
+INCOMPLETE = "incomplete"  # the code of an error about no record, but about those that are missing
 Found = Item | Paused | Refused
 NumberedLine = tuple[int, bytes | UsageError]
 
@@ -102,19 +103,15 @@ def _of_line(place: str, line: Line) -> Iterator[Found]:
 
 def _cut_off(place: str, count: int | None) -> Iterator[Refused]:
     if count is not None:
-        yield Refused(
-            place,
-            UsageError(
-                "the export is cut off: its last line is missing. What is in it is taken; export anew"
-            ),
-        )
+        text = "The export is cut off: its last line is missing. What stands in it is taken; export anew."
+        yield Refused(place, UsageError(text, code=INCOMPLETE))
 
 
 def _incomplete(place: str, line: Line, count: int | None) -> Iterator[Refused]:
     said = line.fields.get("records", "")
     if count is not None and said != str(count):
-        text = f"{said[:20]} records were exported, and {count} stand here: lines are missing"
-        yield Refused(place, UsageError(text))
+        text = f"{said[:20]} records were exported, and {count} stand here. What stands here is taken."
+        yield Refused(place, UsageError(text, code=INCOMPLETE))
 
 
 # Other outboxes ---------------------------------------------------------------------------------------------
