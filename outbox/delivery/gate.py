@@ -10,10 +10,11 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from outbox.delivery.clock import Clock
+from outbox.delivery.relay_facts import FactsOnDisk, PathFacts, Valve
 from outbox.outcome import Reason
 from outbox.policy import HOUR_MS, MINUTE_MS, Budget, Schedule, backoff_ms, is_stuck, spend, verdict_wait_ms
 from outbox.store.relay_state import RelayState
@@ -27,33 +28,6 @@ _KEPT_HOURS = 48
 _AUTH_STATES = {"no_token": "missing", "unauthorized": "refused"}
 
 
-@dataclass(slots=True)
-class Valve:
-    """One thing that can be closed: the relay, or one of its paths. `reason` is "" while it is open."""
-
-    reason: str = ""
-    detail: str = ""
-    since_ms: int = 0  # wall clock
-    failures: int = 0
-    next_ms: int = 0  # monotonic: when it may be tried again
-    probing: bool = False
-
-
-@dataclass(slots=True)
-class PathFacts:
-    """What is known of one path."""
-
-    valve: Valve = field(default_factory=Valve)
-    accepted: bool = False  # it accepted something, ever
-    accepts: int = 0  # in this process
-    budget: Budget = field(default_factory=Budget)  # last_ms is monotonic
-    dead_end_until_ms: int = 0  # monotonic; until then its events are dead letters at once
-    dead_end: bool = False
-    learned_bytes: int | None = None
-    unclear: int = 0
-    off_until_ms: int = 0  # monotonic; batches only
-
-
 @dataclass(frozen=True, slots=True)
 class Permit:
     """Leave to send one request; given back with `finish`."""
@@ -61,9 +35,7 @@ class Permit:
     path: str
     probe: bool
     path_probe: bool
-    ask_health: bool = (
-        False  # in place of the request: it is unsafe, and the relay has not shown that it works
-    )
+    ask_health: bool = False  # in place of an unsafe request: the relay has not shown yet that it works
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +77,7 @@ class Gate:
         self._max_stuck_ms = max_stuck_ms
         self._mutex = threading.RLock()
         self._health_mutex = threading.Lock()
+        self._disk = FactsOnDisk(clock)
         self._relay = Valve()
         self._paths: dict[str, PathFacts] = {}
         self._accepts: Counter[str] = Counter()
@@ -450,69 +423,23 @@ class Gate:
         if name == "auth":
             return {"source": self.token_from, "state": self._auth, "detail": self._auth_detail}
         if name == "gate":
-            return {"url": self._url, **self._encode_valve(self._relay)}
-        facts = self._facts(name.removeprefix("path:"))
-        return {
-            **self._encode_valve(facts.valve),
-            "accepted": facts.accepted,
-            "inARow": facts.budget.in_a_row,
-            "lastDeadAt": self._wall_of(facts.budget.last_ms),
-            "deadEnd": facts.dead_end,
-            "deadEndUntil": self._wall_of(facts.dead_end_until_ms),
-            "learnedBytes": facts.learned_bytes,
-            "offUntil": self._wall_of(facts.off_until_ms),
-        }
-
-    def _encode_valve(self, valve: Valve) -> dict[str, Any]:
-        return {
-            "reason": valve.reason,
-            "detail": valve.detail,
-            "since": valve.since_ms,
-            "failures": valve.failures,
-            "nextTryAt": self._wall_of(valve.next_ms) if valve.reason else None,
-        }
-
-    def _wall_of(self, monotonic_ms: int) -> int:
-        return self._clock.wall_ms() + monotonic_ms - self._clock.monotonic_ms()
+            return {"url": self._url, **self._disk.valve(self._relay)}
+        return self._disk.path(self._facts(name.removeprefix("path:")))
 
     def _load(self) -> None:
         facts = self._state.read() if self._state else {}
         gate = facts.get("gate")
-        if gate is None or gate.get("url") != self._url:
+        if not isinstance(gate, dict) or gate.get("url") != self._url:
             self._dirty.add("gate")
             if self._state and facts:
                 self._state.write(dict.fromkeys(facts))
             return
         self.is_known = True
-        self._decode_valve(self._relay, gate)
+        self._relay = self._disk.read_valve(gate)
         self._needs_proof = bool(self._relay.reason)
         if self._relay.reason:
             self._allowed = 1
-        self._accept_hours = {
-            token: {int(hour): n for hour, n in hours.items()}
-            for token, hours in facts.get("accepts", {}).items()
-        }
+        self._accept_hours = self._disk.read_hours(facts.get("accepts"))
         for name, raw in facts.items():
             if name.startswith("path:"):
-                self._decode_path(self._facts(name.removeprefix("path:")), raw)
-
-    def _decode_path(self, facts: PathFacts, raw: dict[str, Any]) -> None:
-        self._decode_valve(facts.valve, raw)
-        facts.accepted, facts.dead_end = raw["accepted"], raw["deadEnd"]
-        last_ms = min(self._clock.monotonic_ms(), self._monotonic_of(raw["lastDeadAt"]))
-        facts.budget = Budget(raw["inARow"], last_ms)
-        facts.dead_end_until_ms = min(
-            self._monotonic_of(raw["deadEndUntil"]), self._clock.monotonic_ms() + HOUR_MS
-        )
-        facts.learned_bytes = raw["learnedBytes"]
-        facts.off_until_ms = min(self._monotonic_of(raw["offUntil"]), self._clock.monotonic_ms() + HOUR_MS)
-
-    def _decode_valve(self, valve: Valve, raw: dict[str, Any]) -> None:
-        """A valve as it was; it may be tried at once, since a restart is a new chance."""
-        valve.reason, valve.detail = raw["reason"], raw["detail"]
-        valve.since_ms, valve.failures = raw["since"], raw["failures"]
-        valve.next_ms = self._clock.monotonic_ms()
-
-    def _monotonic_of(self, wall_ms: int) -> int:
-        """Where a stored wall-clock moment lies on this process's clock."""
-        return self._clock.monotonic_ms() + wall_ms - self._clock.wall_ms()
+                self._paths[name.removeprefix("path:")] = self._disk.read_path(raw)

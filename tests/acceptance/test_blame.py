@@ -379,6 +379,23 @@ def test_a_restart_remembers_the_budget_and_the_gate(tmp_path):
         assert len(world.dead()) < 12
 
 
+def test_facts_of_another_release_stop_no_start(tmp_path):
+    """What is kept of the relay may be another release's: what cannot be read counts as not known."""
+    with World(tmp_path) as world:
+        world.enqueue("builder", 2)
+        world.engine.delivery.gate._state.write(
+            {
+                "gate": {"url": "http://relay.test:4850", "reason": None, "colour": 7},
+                "path:/api/messages": {"inARow": "many", "deadEnd": [], "offUntil": 10**30},
+                "path:/api/mcp": "what",
+                "accepts": ["no"],
+            }
+        )
+        world.restart()
+        world.run(MINUTE_MS)
+        assert world.numbers("builder") == [0, 1]
+
+
 def test_retry_after_binds_the_agent_that_got_it(tmp_path):
     """429 with Retry-After to one agent: it waits so long, another one is served meanwhile."""
     asked = []
