@@ -133,13 +133,17 @@ def _workplace(state: StateDirectory, path: Path) -> Iterator[Path]:
         state.damaged.mkdir(mode=0o700)
         state.damaged.chmod(0o700)
         sync_folder(state.path)
-    folder = state.damaged / f".work-{path.stem}"
+    folder = _work_folder(state, path)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _work_folder(state: StateDirectory, path: Path) -> Path:
+    return state.damaged / f".work-{path.stem}"
 
 
 def _copy(path: Path, copy: Path) -> None:
@@ -227,6 +231,7 @@ def _swap(state: StateDirectory, path: Path) -> Damage | None:
     sync_folder(state.agents)
     mended_path(path).rename(path)
     sync_folder(state.agents)
+    shutil.rmtree(_work_folder(state, path), ignore_errors=True)  # of one who died
     return damage
 
 

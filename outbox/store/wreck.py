@@ -265,6 +265,7 @@ def _graft(copy: Path, template: Path) -> None:
     page = _reading_page(template)
     _write_first_page(copy, page)
     with contextlib.closing(_connected(copy)) as db, contextlib.suppress(*_ANY):
+        db.pragma("user_version")  # there is no log before the first read
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     _write_first_page(copy, page)
 
