@@ -139,14 +139,24 @@ def dead_records(box: OutboxFile, seqs: frozenset[int]) -> Iterator[Record]:
 
 
 def _as_it_may_go(record: Record, *, unsafe: bool) -> Record:
-    letter, at_ms = record.letter, record.accepted_at_ms
     if not record.sound:
-        detail = "the stored text does not match its checksum" if letter is None else letter.detail
-        failed_at_ms = at_ms if letter is None else letter.failed_at_ms
-        letter = Letter(str(Reason.DAMAGED), failed_at_ms, detail=detail)
-    elif unsafe:
-        letter = Letter(str(Reason.OUTCOME_UNKNOWN), at_ms, detail="it was in flight when it was moved")
+        return _damaged(record)
+    if not unsafe:
+        return record
+    detail = "it was in flight when it was moved; whether it had its effect is not known"
+    letter = Letter(str(Reason.OUTCOME_UNKNOWN), record.accepted_at_ms, detail=detail)
     return dataclasses.replace(record, letter=letter)
+
+
+def _damaged(record: Record) -> Record:
+    """What is left of a row that is not what was stored: its numbers may be anything."""
+    event = dataclasses.replace(record.event, occurred_at_ms=max(0, record.event.occurred_at_ms))
+    at_ms = max(0, record.accepted_at_ms)
+    found = Letter(str(Reason.DAMAGED), at_ms, detail="the stored text does not match its checksum")
+    letter = record.letter or found
+    letter = dataclasses.replace(letter, reason=str(Reason.DAMAGED))
+    tries = Tries(history=record.tries.history)
+    return Record(event, record.seq, at_ms, tries, letter, sound=False)
 
 
 def _frozen(record: Record, agent: str) -> Record:
