@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -208,11 +209,13 @@ class Engine:
         said = f"{type(error).__name__}: {error}"
         if said != seat.trouble:
             seat.trouble = said
-            event = error.code if isinstance(error, OutboxError) else "fault"
             fields = {"agent": seat.pump.agent, "file": seat.pump.path.name, "detail": str(error)}
-            if event == "fault":
-                fields["fault"] = said
-            self.delivery.log("file_trouble" if event != "fault" else "fault", {"code": event, **fields})
+            if isinstance(error, OutboxError):
+                self.delivery.log("file_trouble", {"level": "warning", "code": error.code, **fields})
+                return
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+            self.delivery.log("fault", {"level": "error", **fields, "fault": said, "where": where})
 
     # Threads -----------------------------------------------------------------------------------------------
 
