@@ -177,14 +177,23 @@ class Connection:
         return self._closed
 
     def close(self, *, checkpoint: bool = False) -> None:
-        """Close; a short-lived producer leaves the checkpoint, and its flushes, to the daemon."""
+        """Close; a short-lived producer leaves the checkpoint, and its flushes, to the daemon.
+
+        SQLite removes the log of a file that it checkpoints at its end, by name: it may not do so while the
+        file is replaced, or it would be the log of the new one.
+        """
         with self.mutex:
             if self._closed:
                 return
             self._closed = True
-            if checkpoint:
-                self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
-            self.db.close()
+            may_checkpoint = checkpoint and self.locks.take_shared(self._lifecycle, 0)
+            try:
+                if may_checkpoint and not self.was_replaced:
+                    self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+                self.db.close()
+            finally:
+                if may_checkpoint:
+                    self.locks.give_shared(self._lifecycle)
 
     def leave_to_parent(self) -> None:
         """Close the child's copy; the parent's connection and its locks are not affected."""

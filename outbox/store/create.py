@@ -79,17 +79,27 @@ def _give_name(state: StateDirectory, draft: Path, path: Path) -> None:
     A log that lies there without its file was another file's, and would be taken for this one's: it is put
     aside.
     """
-    orphans = [side for side in (_side(path, "-wal"), _side(path, "-shm")) if os.path.lexists(side)]
+    if not _orphans(path):
+        _link(draft, path)
+        return
     locks, byte = owners_lock(state.path), lifecycle_byte(path.name)
-    if orphans and not locks.wait_exclusive(byte, _LONGEST_WAIT_S):
+    if not locks.wait_exclusive(byte, _LONGEST_WAIT_S):
         raise StoreBusy(f"The file {path.name} is in use by others. Nothing was stored; try again.")
     try:
-        if orphans and not os.path.lexists(path):
-            put_aside(state, orphans)
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+        if not os.path.lexists(path):
+            put_aside(state, _orphans(path))  # looked for again: whoever was removing the file is done by now
+        _link(draft, path)
     finally:
         locks.release(byte)
+
+
+def _orphans(path: Path) -> list[Path]:
+    return [side for side in (_side(path, "-wal"), _side(path, "-shm")) if os.path.lexists(side)]
+
+
+def _link(draft: Path, path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
 
 
 def _side(path: Path, ending: str) -> Path:

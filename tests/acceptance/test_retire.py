@@ -22,6 +22,7 @@ from outbox.gap import GAP_KIND
 from outbox.settings import load
 from outbox.store.directory import StateDirectory
 from outbox.store.file import open_outbox
+from outbox.store.locks import lifecycle_byte
 from outbox.store.people import pause
 from outbox.store.retiring import retire
 from relay_client.reference.process import RelayProcess
@@ -218,6 +219,7 @@ def test_no_accepted_event_is_lost_to_a_retirement(tmp_path):
         finally:
             over.set()
             thread.join()
+        print(*(errors for _, errors in told))
         assert [errors for _, errors in told] == ["", "", ""]
         accepted = {key for keys, _ in told for key in keys.split()}
         assert len(accepted) == 120
@@ -260,3 +262,28 @@ def test_the_daemon_retires(tmp_path, monkeypatch):
         assert [json.loads(event["body"])["n"] for event in relay.events()] == [0]
     assert ("retired", {"agent": "builder", "file": state.outbox_path("builder").name}) in said
     assert list(state.outbox_files()) == []
+
+
+def test_who_closes_an_old_file_leaves_the_new_log_alone(world):
+    """A connection to a removed file ends with a checkpoint: the log of the new file, by its name, stays."""
+    path = world.state.outbox_path("builder")
+    world.engine.resign()
+    old = open_outbox(world.state, path)
+    assert retire(world.state, path, world.clock.wall_ms())
+    (receipt,) = world.boxes["builder"].enqueue_many([{"kind": "insight", "payload": {"n": 7}}])
+    old.close(checkpoint=True)
+    assert path.with_name(f"{path.name}-wal").stat().st_size
+    with opened(world) as box:
+        assert box.one("SELECT key FROM events") == (receipt.idempotency_key,)
+
+
+def test_a_checkpoint_at_the_end_waits_for_nobody(world):
+    """Where the file is being replaced, it closes without one, and at once."""
+    box = open_outbox(world.state, world.state.outbox_path("builder"))
+    byte = lifecycle_byte(box.path.name)
+    assert box.locks.try_exclusive(byte)
+    try:
+        box.close(checkpoint=True)
+        assert box.closed
+    finally:
+        box.locks.release(byte)
