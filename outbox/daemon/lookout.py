@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from outbox.daemon.alarms import Alarm, Known, Look, matter_of, news, stuck
 from outbox.daemon.watch import FileWatch
 from outbox.errors import StoreDamaged, StoreError, StoreTooNew
 from outbox.setting_keys import Settings
+from outbox.store.damage import damages
 from outbox.store.directory import StateDirectory
 from outbox.store.inspect import OutboxStatus, dead_letters, read_status, totals
 from outbox.store.relay_state import read_facts
@@ -30,7 +30,7 @@ class Lookout:
         self._faults: dict[Path, str] = {}
         self._told: set[str] = set()
         self._began_ms = time.time_ns() // 1_000_000
-        self._aside = _names_in(state.damaged)
+        self._aside = set(damages(state))
 
     def look(self, settings: Settings) -> list[Alarm]:
         """What is new since the last look."""
@@ -70,10 +70,10 @@ class Lookout:
         return [Alarm("damaged_file", None, error.code, str(error))]
 
     def _set_aside(self) -> list[Alarm]:
-        """Files that were put aside since the last look."""
-        before, self._aside = self._aside, _names_in(self._state.damaged)
-        new = sorted(name for name in self._aside - before if ".sqlite" in name)
-        return [Alarm("damaged_file", None, "set_aside", _SET_ASIDE.format(name)) for name in new]
+        """Files that were put aside since the last look, by whomever."""
+        before, self._aside = self._aside, set(damages(self._state))
+        new = sorted(self._aside - before, key=lambda damage: damage.at_ms)
+        return [Alarm("damaged_file", damage.agent, damage.fault, damage.sentence()) for damage in new]
 
     def _stuck(self, settings: Settings, now_ms: int) -> list[Alarm]:
         """Heads that do not get on; each matter once, until it is mended."""
@@ -96,16 +96,3 @@ class Lookout:
             why = explain(status, facts, daemon_running=True, now_ms=now_ms, paths=settings.kind_paths())
             found.setdefault(matter_of(status, why), ([], why))[0].append(status)
         return found
-
-
-_SET_ASIDE = (
-    "The damaged file {} was set aside. What could be read of it is queued again; the other agents are not "
-    "affected. See: outbox doctor"
-)
-
-
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))  # noqa: PTH208 - names, not paths
-    except OSError:
-        return set()

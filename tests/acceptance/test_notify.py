@@ -155,18 +155,27 @@ def test_a_head_of_one_agent_alone(state, told):
 
 
 def test_a_damaged_file(state, told):
-    """A file that cannot be read is told once."""
-    put(state, "builder", "x")
-    broken = StateDirectory(state).outbox_path("reviewer")
-    broken.write_bytes(b"no outbox at all" * 500)
+    """One that is set aside is told with what became of its events; one that is left alone as it is."""
+    put(state, "builder", *map(str, range(50)))
+    directory = StateDirectory(state)
+    with directory.outbox_path("builder").open("r+b") as file:
+        file.seek(3 * 4096)
+        file.write(b"\xff" * 4096 * 4)
+    nobodys = directory.outbox_path("reviewer")
+    nobodys.write_bytes(b"no outbox at all" * 500)
     with (
         RelayProcess(state.parent / "relay.sqlite", ["tok-daemon"]) as relay,
         DaemonProcess(state, relay.url, told.settings),
     ):
-        wait_for(told)
-        assert {alarm for alarm, _, _ in alarms(told())} == {"damaged_file"}
-        assert len(alarms(told())) <= 2  # the damage, and that it was set aside
-        assert broken.name in told()[0]["text"]
+        wait_for(
+            lambda: (
+                {agent for alarm, agent, _ in alarms(told()) if alarm == "damaged_file"} == {None, "builder"}
+            )
+        )
+        texts = "\n".join(call["text"] for call in told())
+    assert 'The file of agent "builder" is damaged' in texts
+    assert "It was moved to damaged/" in texts
+    assert nobodys.name in texts
 
 
 # By what ---------------------------------------------------------------------------------------------------
