@@ -35,6 +35,12 @@ class Damage:
     outcome_unknown: int = 0
     damaged_rows: int = 0
     counted: bool = False
+    gap_seq: int | None = None  # where the relay is told of the lost, and of those `told_again`
+    told_again: tuple[str, ...] = ()  # `moved_to` of earlier damages, whose gap was lost itself
+
+    def moved_at(self) -> tuple[int, int, str]:
+        """What orders the damages of one file, also those of one second."""
+        return self.at_ms, len(self.moved_to), self.moved_to
 
     def sentence(self) -> str:
         """What happened, and what it means for the events."""
@@ -74,7 +80,8 @@ def decode(text: str) -> Damage:
     """The opposite of `Damage.encode`; raises ValueError."""
     try:
         raw = json.loads(text)
-        return Damage(**{field.name: raw[field.name] for field in dataclasses.fields(Damage)})
+        fields = {field.name: raw[field.name] for field in dataclasses.fields(Damage)}
+        return Damage(**{**fields, "told_again": tuple(fields["told_again"])})
     except (TypeError, KeyError) as error:
         raise ValueError(f"no report of a damaged file: {error}") from error
 
@@ -115,6 +122,19 @@ def damages(state: StateDirectory) -> Iterator[Damage]:
         for path in _named(state, ending):
             with contextlib.suppress(OSError, ValueError):
                 yield decode(path.read_text("utf-8"))
+
+
+def untold_gaps(state: StateDirectory, file: str) -> dict[str, tuple[int, int]]:
+    """The gaps of earlier damages of this file by `moved_to`: seq, and how many events each tells of.
+
+    One that was lost and told again stands for both; whether one has reached the relay is not known here.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for damage in sorted(damages(state), key=lambda damage: damage.moved_at()):
+        if damage.file == file and damage.gap_seq is not None:
+            again = sum(found.pop(name, (0, 0))[1] for name in damage.told_again)
+            found[damage.moved_to] = (damage.gap_seq, damage.lost + again)
+    return found
 
 
 def damaged_files(state: StateDirectory) -> list[Path]:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ _WAS_IN_FLIGHT = "it was in flight when its file was found damaged"
 class Rebuilt:
     """What became of the events of a damaged file. `lost` are those that were to be sent and are gone.
 
-    `counted` says that the old counters could be read, so that `lost` is exact.
+    `counted` says that the old counters could be read, so that `lost` is exact. `gap_seq` is where the relay
+    is told of them, and of those of the gaps `told_again`, which were lost themselves.
     """
 
     counted: bool
@@ -47,11 +48,22 @@ class Rebuilt:
     dead_lost: int = 0
     outcome_unknown: int = 0
     damaged_rows: int = 0
+    gap_seq: int | None = None
+    told_again: tuple[str, ...] = ()
 
     @property
     def found(self) -> int:
         """How many of the waiting events could be read, in whatever state."""
         return self.queued + self.outcome_unknown + self.damaged_rows
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierGap:
+    """What the relay is to be told of an earlier damage of this file, unless it has been."""
+
+    name: str
+    seq: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,9 @@ class _Verdict:
     path: str = ""
 
 
-def rebuild(wreck: Wreck, draft: Path, agent: str, rules: str, now_ms: int) -> Rebuilt:
+def rebuild(
+    wreck: Wreck, draft: Path, agent: str, *, rules: str, earlier: Sequence[EarlierGap], now_ms: int
+) -> Rebuilt:
     """Fill the empty file `draft` with what can be read; `rules` are used where the old ones cannot be.
 
     Events keep seq, key, times and wire text; an unsafe one that was in flight, or may have been, has an
@@ -81,7 +95,7 @@ def rebuild(wreck: Wreck, draft: Path, agent: str, rules: str, now_ms: int) -> R
         db.pragma("journal_mode", "OFF")
         db.pragma("synchronous", "OFF")
         db.execute("BEGIN")
-        rebuilding = _Rebuilding(_Target(db, agent, stream, now_ms), wreck, old)
+        rebuilding = _Rebuilding(_Target(db, agent, stream, now_ms), wreck, old, earlier)
         rebuilding.run()
         db.execute("COMMIT")
         db.pragma("journal_mode", "WAL")
@@ -147,8 +161,11 @@ class _Target:
 class _Rebuilding:
     """One rebuilding. Receipts and dead letters go first: they tell what is not lost."""
 
-    def __init__(self, target: _Target, wreck: Wreck, old: OldCounters | None) -> None:
+    def __init__(
+        self, target: _Target, wreck: Wreck, old: OldCounters | None, earlier: Sequence[EarlierGap]
+    ) -> None:
         self.result = Rebuilt(counted=old is not None)
+        self._earlier = earlier
         self._target, self._wreck, self._old = target, wreck, old
         self._soundness = Soundness(wreck.streams, target.agent)
         self._last_seq = old.last_seq if old else wreck.last_seq()
@@ -253,10 +270,13 @@ class _Rebuilding:
         else:
             result.lost = max(0, old.waiting - result.found)
             result.dead_lost = max(0, old.dead - result.dead)
-        if result.lost:
-            self._put_gap(holes or [(self._last_seq + 1, self._last_seq + 1)])
+        again = [gap for gap in self._earlier if any(low <= gap.seq <= high for low, high in holes)]
+        result.told_again = tuple(gap.name for gap in again)
+        if result.lost or again:
+            count = result.lost + sum(gap.count for gap in again)
+            self._put_gap(holes or [(self._last_seq + 1, self._last_seq + 1)], count)
 
-    def _put_gap(self, holes: list[Range]) -> None:
+    def _put_gap(self, holes: list[Range], count: int) -> None:
         target, old = self._target, self._old
         seq = holes[0][0]
         while target.db.execute(sql.IS_TAKEN, (seq,)).fetchone():
@@ -264,10 +284,9 @@ class _Rebuilding:
         self._last_seq = max(self._last_seq, seq)
         size_bytes = max(0, old.waiting_bytes - self._queued_bytes) if old else 0
         since_ms = old.created_at_ms if old else target.now_ms
-        gap = Gap(
-            holes[0][0], holes[-1][1], self.result.lost, size_bytes, (), "damaged", since_ms, target.now_ms
-        )
+        gap = Gap(holes[0][0], holes[-1][1], count, size_bytes, (), "damaged", since_ms, target.now_ms)
         target.put_gap(seq, gap)
+        self.result.gap_seq = seq
 
     def _holes(self) -> Iterator[Range]:
         """Where rows could not be read, above what is known to be delivered: that went in order."""

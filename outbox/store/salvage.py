@@ -26,11 +26,11 @@ from outbox.errors import StoreBusy, StoreDamaged, StoreError, StoreFull
 from outbox.event import Limits
 from outbox.store.aside import hidden_path, mended_path, report_path
 from outbox.store.create import make_file, sync_file
-from outbox.store.damage import Damage, decode, untold_name
+from outbox.store.damage import Damage, decode, untold_gaps, untold_name
 from outbox.store.directory import StateDirectory, file_name, is_regular, sync_folder
 from outbox.store.faults import store_error
 from outbox.store.locks import lifecycle_byte, owners_lock
-from outbox.store.rebuild import Rebuilt, rebuild
+from outbox.store.rebuild import EarlierGap, Rebuilt, rebuild
 from outbox.store.rules import encode_rules
 from outbox.store.wreck import OTHER_AGENT, Wreck, fault_of
 
@@ -202,7 +202,9 @@ def _rebuilt(case: _Case, copy: Path, draft: Path, fault: str) -> tuple[str, Reb
                 "alone; it is set aside with the next event of its agent. Other agents are not affected."
             )
         _touch(draft)
-        return owner, rebuild(wreck, draft, owner, rules, case.now_ms)
+        gaps = untold_gaps(case.state, path.name)
+        earlier = [EarlierGap(name, seq, count) for name, (seq, count) in gaps.items()]
+        return owner, rebuild(wreck, draft, owner, rules=rules, earlier=earlier, now_ms=case.now_ms)
     finally:
         wreck.close()
 

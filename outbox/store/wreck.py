@@ -35,6 +35,7 @@ _ANY = (apsw.Error, UnicodeDecodeError, MemoryError)
 OTHER_AGENT = "it holds the events of another agent"
 
 _IDENTITY = "SELECT agent, stream FROM outbox"
+_MISSING = "SELECT waiting - (SELECT count(*) FROM events WHERE kind <> 'outbox-gap') FROM outbox"
 _OWN_TABLES = "SELECT count(*) FROM sqlite_schema WHERE name IN ('outbox', 'events', 'dead')"
 _LAST = {
     "events": "SELECT seq FROM events ORDER BY seq DESC LIMIT 1",
@@ -76,6 +77,9 @@ def fault_of(copy: Path, name: str) -> str:
                 return OTHER_AGENT
             # Unlike quick_check this finds an index without its row, which stops every settlement as well.
             verdict = str(db.execute("PRAGMA integrity_check(1)").fetchall()[0][0])
+            missing = int(str(db.execute(_MISSING).fetchall()[0][0])) if verdict == "ok" else 0
+            if missing > 0:
+                return f"{missing:,} events are missing"
             return "" if verdict == "ok" else " ".join(verdict.removeprefix(_PREFIX).split())
     except _BAD as error:
         return str(error)

@@ -486,3 +486,18 @@ def test_reasons_of_dead_letters_are_kept_only_where_the_row_is_sound(state, men
     damage, new = mend(box.path)
     assert [letter.reason for letter in dead_letters(new)] == [Reason.DAMAGED, Reason.REJECTED]
     assert (damage.dead, receipt_of(new, "nothing")) == (2, None)
+
+
+def test_a_lost_gap_is_told_again(state, mend):
+    """Damaged twice before the relay heard of it: the new gap stands for all that is lost."""
+    box = make_box(state)
+    put(box, *long_events(60))
+    told = 0
+    for _ in range(2):
+        path = closed(box)
+        wipe(path, roots(path)["events"])
+        damage, box = mend(path)
+        assert (damage.queued, [gap["count"] for gap in gaps(box).values()]) == (0, [60 + told])
+        put(box, *long_events(10))
+        told = 10
+    assert total(box, "dropped:damaged") == 70
