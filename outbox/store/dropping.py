@@ -47,6 +47,7 @@ def drop_waiting(
     seq, kind, key, digest, size, occurred_at_ms, accepted_at_ms = row
     if accepted_before_ms is not None and accepted_at_ms >= accepted_before_ms:
         return None
+    _log(box, "event", row, reason)
     remember(box, [(key, seq, kind, digest, str(move(State.WAITING, Act.DROP)), now_ms, None)])
     box.run(sql.DELETE_EVENT, seq)
     box.run(sql.DELETE_TRIES, seq)
@@ -61,12 +62,23 @@ def drop_dead(box: OutboxFile, count: int, reason: str, now_ms: int) -> int:
     """Drop the oldest dead letters; returns the bytes freed. Inside a transaction."""
     rows = box.rows(sql.OLDEST_DEAD, count)
     state = str(move(State.DEAD, Act.DROP))
+    for row in rows:
+        _log(box, "dead letter", row, reason)
     box.run_many(sql.DELETE_DEAD, [(seq,) for seq, *_ in rows])
     freed: int = sum(size for *_, size in rows)
     box.run(sql.COUNT_BURIED, -len(rows), -freed)
     box.run(sql.ADD_TOTAL, f"dropped_dead:{reason}", len(rows))
     remember(box, [(key, seq, kind, digest, state, now_ms, None) for seq, kind, key, digest, _ in rows])
     return freed
+
+
+def _log(box: OutboxFile, what: str, row: tuple[Any, ...], reason: str) -> None:
+    """Said by whoever's process drops it, before it goes; `row` begins with seq, kind and key."""
+    import logging  # noqa: PLC0415 - what drops nothing does not load it
+
+    seq, kind, key, *_ = row
+    words = "dropping the oldest %s of %r: seq %d (%s, key %s), by the bound %s"
+    logging.getLogger("outbox").warning(words, what, box.agent, seq, kind, key, reason)
 
 
 def expire(
