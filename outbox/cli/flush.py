@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ def _flush(
     settings: Settings, state: StateDirectory, agent: str | None, timeout_s: float
 ) -> tuple[FlushReport, bool]:
     """The report, and whether a daemon made it. An agent without an outbox has nothing to send."""
+    end = time.monotonic() + timeout_s
     from outbox.daemon.flush import FlushReport, flush_outboxes  # noqa: PLC0415 - what sends is heavy
 
     by_daemon = running_daemon(state) is not None
@@ -60,7 +62,8 @@ def _flush(
     paths = list(state.outbox_files()) if agent is None else [state.outbox_path(agent)]
     if not any(path.exists() for path in paths):
         return FlushReport(0, 0, 0), by_daemon
-    return flush_outboxes(state, agent, timeout_s, lambda: settings)
+    left_s = max(0.0, end - time.monotonic())  # loading what sends is part of the time
+    return flush_outboxes(state, agent, left_s, lambda: settings)
 
 
 def _watched(state: StateDirectory, agent: str | None) -> AbstractContextManager[object]:
