@@ -31,6 +31,7 @@ from outbox.store.wake import Waker
 
 _MOST_REPLACEMENTS = 10
 _BODY_LIMIT_VARIABLE = "AGENT_RELAY_MESSAGE_BODY_MAX_CHARS"
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +318,7 @@ def read_rules(state: StateDirectory) -> tuple[Limits, Bounds]:
 
 
 def _body_limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         raise UsageError(
             f"{_BODY_LIMIT_VARIABLE}={text!r} is no whole number. Nothing was stored; correct or unset it."
         )

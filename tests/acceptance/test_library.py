@@ -19,7 +19,6 @@ from outbox import (
     OutboxError,
     Receipt,
     StoreClosed,
-    StoreDamaged,
     StoreFull,
     UsageError,
 )  # fmt: skip
@@ -236,9 +235,12 @@ def test_the_environment_limits_message_bodies(state, monkeypatch):
         with Outbox.open("builder", state_dir=state) as opened:
             opened.enqueue("session-message", {"body": "x" * 100})
             assert ("bodyTruncated" in stored(opened)[-1]) is body
-    monkeypatch.setenv("AGENT_RELAY_MESSAGE_BODY_MAX_CHARS", "many")
-    with pytest.raises(UsageError, match="AGENT_RELAY_MESSAGE_BODY_MAX_CHARS='many' is no whole number"):
-        Outbox.open("builder", state_dir=state)
+    for given in ("many", "-1", "1e3", "9" * 5_000):
+        monkeypatch.setenv("AGENT_RELAY_MESSAGE_BODY_MAX_CHARS", given)
+        with pytest.raises(
+            UsageError, match=f"AGENT_RELAY_MESSAGE_BODY_MAX_CHARS='{given}' is no whole number"
+        ):
+            Outbox.open("builder", state_dir=state)
 
 
 def test_threads_share_an_outbox(builder):
@@ -270,16 +272,19 @@ def test_a_file_that_was_replaced_under_a_producer_is_opened_anew(state, builder
     assert builder.enqueue("insight", {"n": 3}).seq == 1
 
 
-def test_a_damaged_file_stops_its_own_agent_only(state):
-    """The others go on, and nothing of the damaged file is changed."""
+def test_a_damaged_file_is_set_aside(state, caplog):
+    """P8: its agent goes on with a new one, a warning says so, the others notice nothing, all of it is kept."""
     with Outbox.open("a", state_dir=state) as one:
         path = one._box.path
     path.write_text("notes")
-    with pytest.raises(StoreDamaged, match=path.name):
-        Outbox.open("a", state_dir=state)
     with Outbox.open("b", state_dir=state) as other:
         assert other.enqueue("insight", {}).seq == 1
-    assert path.read_text() == "notes"
+    with Outbox.open("a", state_dir=state) as again:
+        receipt = again.enqueue("insight", {})
+        assert receipt.state == "waiting"
+    assert path.stem in caplog.text
+    kept = [file for file in state.rglob("*") if file.is_file() and file.read_bytes() == b"notes"]
+    assert len(kept) == 1
 
 
 def test_a_daemon_hears_of_each_event(state, builder):
