@@ -1,8 +1,15 @@
-"""Whether the counters of an outbox agree with its rows; for `doctor`, and after every step of the tests."""
+"""Whether an outbox file is what it should be: pages, rows, counters. For `doctor` and the tests."""
 
 from __future__ import annotations
 
+import apsw
+
+from outbox.errors import StoreDamaged
+from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
+from outbox.store.row import sender_row
+
+_MOST_FAULTS = 5
 
 _CHECKS = {
     "waiting": "SELECT waiting, (SELECT count(*) FROM events WHERE kind <> 'outbox-gap') FROM outbox",
@@ -42,5 +49,27 @@ def verify_counters(box: OutboxFile) -> list[str]:
     Reads every row once: not for the way of an event.
     """
     with box.snapshot():
-        found = [(name, *box.one(sql)) for name, sql in _CHECKS.items()]
+        found = [(name, *box.one(check)) for name, check in _CHECKS.items()]
     return [f"{name}: {counted} counted, {rows} found" for name, counted, rows in found if counted != rows]
+
+
+def verify_pages(box: OutboxFile) -> list[str]:
+    """What is wrong with the pages of the file, at most five faults; all of them are read."""
+    try:
+        said = [text for (text,) in box.rows(f"PRAGMA quick_check({_MOST_FAULTS})")]
+    except StoreDamaged as error:
+        return [str(error).partition(". ")[0]]
+    return [] if said == ["ok"] else [" ".join(text.split()) for text in said]
+
+
+def unsound_rows(box: OutboxFile) -> list[int]:
+    """The seqs of waiting events whose stored row is not what was accepted."""
+    with box.snapshot():
+        return [
+            row.seq for raw in box.each(sql.HEAD_ROWS, -1) if not (row := sender_row(box.stream, raw)).sound
+        ]
+
+
+def sqlite_version() -> str:
+    """Which SQLite is at work ("3.51.3")."""
+    return apsw.sqlite_lib_version()
