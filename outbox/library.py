@@ -320,6 +320,7 @@ def read_rules(state: StateDirectory) -> tuple[Limits, Bounds]:
 def _body_limit(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         raise UsageError(
-            f"{_BODY_LIMIT_VARIABLE}={text[:40]!r} is no whole number. Nothing was stored; correct or unset it."
+            f"{_BODY_LIMIT_VARIABLE}={text[:40]!r} is no whole number. Nothing was stored; correct or "
+            "unset it."
         )
     return int(text)

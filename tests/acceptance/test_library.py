@@ -237,9 +237,7 @@ def test_the_environment_limits_message_bodies(state, monkeypatch):
             assert ("bodyTruncated" in stored(opened)[-1]) is body
     for given in ("many", "-1", "1e3", "9" * 5_000):
         monkeypatch.setenv("AGENT_RELAY_MESSAGE_BODY_MAX_CHARS", given)
-        with pytest.raises(
-            UsageError, match=f"AGENT_RELAY_MESSAGE_BODY_MAX_CHARS='{given}' is no whole number"
-        ):
+        with pytest.raises(UsageError, match=f"BODY_MAX_CHARS='{given[:40]}' is no whole number"):
             Outbox.open("builder", state_dir=state)
 
 
@@ -273,7 +271,7 @@ def test_a_file_that_was_replaced_under_a_producer_is_opened_anew(state, builder
 
 
 def test_a_damaged_file_is_set_aside(state, caplog):
-    """P8: its agent goes on with a new one, a warning says so, the others notice nothing, all of it is kept."""
+    """P8: its agent goes on with a new one, a warning says so, the others notice nothing, it is kept."""
     with Outbox.open("a", state_dir=state) as one:
         path = one._box.path
     path.write_text("notes")
