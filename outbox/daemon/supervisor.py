@@ -263,9 +263,10 @@ class Daemon:
         old.resign()
         old.delivery.files.close()  # the new engine may need the descriptors
         old.delivery.gate.close_state()  # the new gate begins with what the old one knew last
-        self.log("reloaded", {"changes": describe_changes(self.settings, new) or ["nothing"]})
+        changes = describe_changes(self.settings, new) or ["nothing"]
         engine = build_engine(new, self.state, log=self.log, on_token=register_secret)
         self.settings, self.engine = new, engine
+        self.log("reloaded", {"changes": changes})  # whoever reads it can rely on what has changed
         self._start_engine()
         dismiss(old, 0.0)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 
 import pytest
-from processes import DaemonProcess, wait_for
+from processes import DaemonProcess, outbox_command, wait_for
 from world import MINUTE_MS, Refuse, TestClock, World
 
 from outbox import Outbox
@@ -139,3 +140,20 @@ def test_the_setting_reaches_a_real_daemon(tmp_path):
         assert len(relay.events()) == 30
         posts = [request for request in relay.requests() if request["method"] == "POST"]
         assert len(posts) > 10, "what was saved up together, then one by one"
+
+
+def test_a_flush_keeps_to_it(tmp_path):
+    """What the time does not suffice for stays on disk, and the exit status says so."""
+    state, settings = tmp_path / "state", {"delivery.max_rate_per_s": "5", "relay.token": "tok-daemon"}
+    with Outbox.open("builder", state_dir=state) as outbox:
+        for n in range(60):
+            outbox.enqueue("session-message", {"from": "builder", "body": "x", "n": n})
+    with RelayProcess(tmp_path / "relay.sqlite", ["tok-daemon"]) as relay:
+        settings |= {"relay.url": relay.url, "relay.trust_env": "false"}
+        done = outbox_command(state, "flush", "--timeout", "1", "--json", settings=settings)
+        told = json.loads(done.stdout)
+        held = [json.loads(event["body"])["n"] for event in relay.events()]
+    assert done.returncode == 3
+    assert held == list(range(told["delivered"]))
+    assert 0 < told["delivered"] < 60
+    assert told["left"] == 60 - told["delivered"]
