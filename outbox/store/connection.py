@@ -41,7 +41,9 @@ class Connection:
         self.db = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE)
         self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.db.set_busy_timeout(busy_timeout_ms)
-        self.execute = self.db.cursor().execute  # for statements without rows, inside a transaction
+        # Inside a transaction two cursors serve: to make one costs as much as a small statement.
+        self.execute = self.db.cursor().execute
+        self._ask = self.db.cursor().execute
         self._busy_timeout_ms = busy_timeout_ms
         self._lifecycle = lifecycle_byte(path.name)
         self._holds_file = False
@@ -108,6 +110,11 @@ class Connection:
     def make_way(self) -> None:
         """The disk is full: do what can be done so that the next commit of a delivery fits on it."""
         self.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def ask(self, sql: str) -> tuple[Any, ...]:
+        """`one`, for the way of every event: inside a transaction."""
+        rows: list[tuple[Any, ...]] = self._ask(sql).fetchall()
+        return rows[0] if rows else self.one(sql)
 
     def run(self, sql: str, *args: Any) -> None:
         """Run a statement inside a transaction."""

@@ -88,7 +88,7 @@ def enqueue(box: OutboxFile, events: Sequence[Accepted], *, now_ms: int) -> list
     """
     require_free_disk(box)
     with box.transaction(durable=True):
-        row = box.one(sql.READ_FOR_ENQUEUE)
+        row = box.ask(sql.READ_FOR_ENQUEUE)
         box.learn_rules(row[0])
         book = _Book(row)
         results = [_take(box, book, event, now_ms) for event in events]

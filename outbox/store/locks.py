@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -33,6 +34,11 @@ def sender_byte(file_name: str) -> int:
 def lifecycle_byte(file_name: str) -> int:
     """The byte held shared during each commit, exclusively by whoever moves, replaces or removes the file."""
     return sender_byte(file_name) + 1
+
+
+@lru_cache(maxsize=4_096)
+def _flock(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
 
 
 class OwnersLock:
@@ -101,8 +107,7 @@ class OwnersLock:
 
     def held_elsewhere(self, byte: int) -> bool:
         """Whether another process holds the byte exclusively right now."""
-        probe = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
-        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, probe)
+        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_RDLCK, byte))
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def holds(self, byte: int) -> bool:
@@ -129,7 +134,7 @@ class OwnersLock:
 
     def _set(self, byte: int, kind: int) -> bool:
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(kind, byte))
         except (BlockingIOError, PermissionError):
             return False
         return True
