@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -64,31 +63,6 @@ def log_line(event: str, fields: Mapping[str, Any]) -> None:
     own = dict(fields)
     level = str(own.pop("level", "info"))
     structlog.get_logger().log(logging.getLevelNamesMapping()[level.upper()], event, **own)
-
-
-@dataclass
-class OncePer:
-    """Holds back what repeats itself: one line in `interval_s` about the same event of the same agent."""
-
-    interval_s: float
-    _last: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
-
-    def turn(self, event: str, agent: str, *, now_s: float) -> int | None:
-        """How many were held back since the last line, when it is time for one; None when it is not.
-
-        `now_s` is a monotonic clock's.
-        """
-        said_at, held_back = self._last.get((event, agent), (None, 0))
-        if said_at is not None and now_s - said_at < self.interval_s:
-            self._last[event, agent] = (said_at, held_back + 1)
-            return None
-        self._forget_before(now_s - self.interval_s)
-        self._last[event, agent] = (now_s, 0)
-        return held_back
-
-    def _forget_before(self, moment_s: float) -> None:
-        if len(self._last) >= 1024:
-            self._last = {key: said for key, said in self._last.items() if said[0] > moment_s}
 
 
 def _is_json(format: str) -> bool:  # noqa: A002 - as above

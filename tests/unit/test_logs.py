@@ -201,23 +201,3 @@ def test_a_closed_stderr_stops_nothing(monkeypatch):
     assert "event=delivered" in stream.getvalue()
     stream.close()
     structlog.get_logger().info("delivered")
-
-
-def test_the_same_fault_is_told_once_in_a_while():
-    """At most one line in ten seconds for one event of one agent, and it says how many it stands for."""
-    once = logs.OncePer(10)
-    assert once.turn("gate_closed", "a", now_s=100.0) == 0
-    assert once.turn("gate_closed", "a", now_s=100.0) is None
-    assert once.turn("gate_closed", "a", now_s=109.9) is None
-    assert once.turn("gate_closed", "b", now_s=109.9) == 0
-    assert once.turn("dead_letter", "a", now_s=109.9) == 0
-    assert once.turn("gate_closed", "a", now_s=110.0) == 2
-    assert once.turn("gate_closed", "a", now_s=120.0) == 0
-
-
-def test_faults_of_agents_long_gone_are_forgotten():
-    """The memory of lines is bounded by what was said within the interval."""
-    once = logs.OncePer(10)
-    for n in range(5000):
-        once.turn("stuck", f"agent-{n}", now_s=float(n))
-    assert len(once._last) <= 1024
