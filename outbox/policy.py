@@ -6,7 +6,7 @@ Clock and randomness are arguments; all times are milliseconds of whatever clock
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from outbox.bounds import REFUSE, Bounds
@@ -143,12 +143,19 @@ def verdict_wait_ms(budget: Budget, reason: Reason, now_ms: int) -> int:
     return min(interval, max(0, budget.last_ms + interval - now_ms))
 
 
+def is_spent(budget: Budget) -> bool:
+    """Whether the free dead letters are used up: the heads of the path then go alone."""
+    return budget.in_a_row >= _FREE_VERDICTS
+
+
 def spend(budget: Budget, now_ms: int) -> Budget:
     """The budget after one more dead letter."""
     return replace(budget, in_a_row=budget.in_a_row + 1, last_ms=now_ms)
 
 
-def is_stuck(first_try_at_ms: int | None, now_ms: int, max_stuck_ms: int, accepted_at_ms: list[int]) -> bool:
+def is_stuck(
+    first_try_at_ms: int | None, now_ms: int, max_stuck_ms: int, accepted_at_ms: Collection[int]
+) -> bool:
     """Whether a head has waited for `max_stuck_ms` while others were accepted all along.
 
     All along means: in each quarter of the time since the window began (`accepted_at_ms` may be coarse).

@@ -198,7 +198,9 @@ class Daemon:
             self.engine.delivery.files.close()
             self.engine.delivery.client.close_idle()
         gate = self.engine.delivery.gate
-        if gate.relay.reason in {"no_token", "unauthorized"} and self.engine.delivery.has_new_token():
+        if gate.relay.reason in {"no_token", "unauthorized"} and self.engine.delivery.has_other_token(
+            gate.refused_token
+        ):
             gate.retry_now()
         self.engine.nudge()
         if abs(self._offset_ms() - self._clock_offset_ms) > _CLOCK_STEP_MS:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from outbox.delivery.shared import Delivery
 from outbox.delivery.verdict import Effect, Verdict
 from outbox.outcome import Blocked
-from outbox.policy import backoff_ms
+from outbox.policy import backoff_ms, schedule_of
 from outbox.store.inspect import OutboxStatus
-from relay_client import Reading, Sort
+from outbox.store.row import Row
+from relay_client import Reading, Sort, fingerprint
 
 _FLUSH_INTERVAL_MS = 150
 _LEAST_VERDICT_WAIT_MS = 1_000
 _ASKED = "retry_after"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why the first event that stays does so, and the token with which it was sent.
+
+    `verdict_wait_ms` is what the blame budget asks for before the event may become a dead letter.
+    """
+
+    row: Row
+    token: str | None
+    reading: Reading
+    verdict: Verdict
+    verdict_wait_ms: int = 0
 
 
 class AgentWait:
@@ -61,28 +78,31 @@ class AgentWait:
         """A person wants it to go on."""
         self._failures, self.until_ms = 0, 0
 
-    def after(self, reading: Reading, verdict: Verdict, verdict_wait_ms: int) -> bool:
-        """Take in why the head stays; True when that is news. With no wait of its own only the gate decides.
-
-        `verdict_wait_ms` is what the blame budget asks for before the event may become a dead letter.
-        """
+    def after(self, held: Held) -> bool:
+        """Take in why the head stays; True when that is news. Without an own wait only the gate decides."""
+        reading, verdict = held.reading, held.verdict
         asked_ms = reading.retry_after_ms
         own = verdict.effect in {Effect.AGENT, Effect.WORKS} or verdict.counts
-        mended = reading.sort in {Sort.FORBIDDEN, Sort.UNAUTHORIZED} and own and self._d.tokens.refresh()
-        if mended or not (own or asked_ms is not None):
+        if not (own or asked_ms is not None) or (own and self._is_mended(held)):
             self.until_ms, self.blocked = 0, None
             return False
         self._failures += 1
-        wait_ms = backoff_ms(self._d.schedule, self._failures, self._d.rng.random())
+        schedule = schedule_of(self._d.schedule, held.row.extra.get("retry"))
+        wait_ms = backoff_ms(schedule, self._failures, self._d.rng.random())
         reason = verdict.hold or str(verdict.reason or "")
-        if verdict_wait_ms:
-            wait_ms = min(verdict_wait_ms, max(wait_ms, _LEAST_VERDICT_WAIT_MS))
+        if held.verdict_wait_ms:
+            wait_ms = min(held.verdict_wait_ms, max(wait_ms, _LEAST_VERDICT_WAIT_MS))
             reason = "mass_rejection"
         if self._d.flushing:
             wait_ms = min(wait_ms, _FLUSH_INTERVAL_MS)
         if asked_ms is not None and asked_ms >= wait_ms:
             wait_ms, reason = asked_ms, _ASKED
         return self.hold(reason, reading.detail, wait_ms)
+
+    def _is_mended(self, held: Held) -> bool:
+        """Whether the token was refused and there is another one by now."""
+        refused = held.reading.sort in {Sort.FORBIDDEN, Sort.UNAUTHORIZED}
+        return refused and self._d.has_other_token(fingerprint(held.token))
 
     def hold(self, reason: str, detail: str, wait_ms: int) -> bool:
         """Wait so long for this reason; True when the reason is a new one."""

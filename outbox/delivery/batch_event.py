@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from outbox.delivery.agent_wait import Held
 from outbox.delivery.exchange import Cut, exchange
 from outbox.delivery.grouping import Grouping
 from outbox.delivery.parcel import Form, Parcel, origin_of
 from outbox.delivery.parts import Batch, BatchProgress, open_batch, take_messages
-from outbox.delivery.settling import WHOLE_ANSWERS, Held, Sending, Settler
+from outbox.delivery.settling import WHOLE_ANSWERS, Sending, Settler
 from outbox.delivery.shared import Delivery, Turn
 from outbox.delivery.verdict import Effect, Step, Verdict
 from outbox.outcome import Ack, Reason, Release, Trouble
@@ -70,7 +73,7 @@ class BatchEvents:
         release = Release(
             row.seq, verdict.sent, row.attempts, trouble if verdict.sent else None, row.progress
         )
-        return settler.finish(sending.box, taken, [release], Held(reading, verdict))
+        return settler.finish(sending.box, taken, [release], Held(row, sending.token, reading, verdict))
 
     def _settle_each(
         self,
@@ -93,7 +96,7 @@ class BatchEvents:
             elif verdict.step is Step.BURY:
                 progress.refused[index] = f"{item.status or ''} {item.code or item.detail}".strip()
             elif held is None:
-                held = Held(item, verdict)
+                held = Held(row, sending.token, item, verdict)
         if held is None:
             self._grouping.grow()
             if done:
@@ -121,7 +124,11 @@ class BatchEvents:
         said = "; ".join(f"message {index}: {text}" for index, text in list(progress.refused.items())[:5])
         detail = f"{len(progress.refused)} of {total} messages were refused: {said}"
         trouble = Trouble(self._d.clock.wall_ms(), str(Reason.REJECTED), detail=detail, path=sending.path)
-        held = Held(Reading(Sort.REFUSED, detail=detail), Verdict(Step.BURY, Effect.WORKS, Reason.REJECTED))
+        reading, verdict = (
+            Reading(Sort.REFUSED, detail=detail),
+            Verdict(Step.BURY, Effect.WORKS, Reason.REJECTED),
+        )
+        held = Held(row, sending.token, reading, verdict)
         return self._verdict(
             sending, taken, held, progress, reason=Reason.REJECTED, attempts=row.attempts, trouble=trouble
         )
@@ -144,7 +151,7 @@ class BatchEvents:
             release = Release(
                 row.seq, sent=True, attempts=attempts, trouble=trouble, progress=progress.encode()
             )
-            waiting = Held(held.reading, held.verdict, wait_ms)
+            waiting = dataclasses.replace(held, verdict_wait_ms=wait_ms)
             return settler.finish(sending.box, taken, [release], waiting)
         bury = settler.bury(row, reason, attempts, trouble, progress=progress.encode())
         return settler.finish(sending.box, taken, [bury], None)

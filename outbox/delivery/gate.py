@@ -16,7 +16,17 @@ from typing import Any
 from outbox.delivery.clock import Clock
 from outbox.delivery.relay_facts import FactsOnDisk, PathFacts, Valve
 from outbox.outcome import Reason
-from outbox.policy import HOUR_MS, MINUTE_MS, Budget, Schedule, backoff_ms, is_stuck, spend, verdict_wait_ms
+from outbox.policy import (
+    HOUR_MS,
+    MINUTE_MS,
+    Budget,
+    Schedule,
+    backoff_ms,
+    is_spent,
+    is_stuck,
+    spend,
+    verdict_wait_ms,
+)
 from outbox.store.relay_state import RelayState
 from relay_client import Capabilities
 
@@ -24,7 +34,6 @@ _FLUSH_INTERVAL_MS = 150
 _HEALTH_FRESH_MS = 1_000
 _LEARNED_FOR_MS = HOUR_MS
 _UNCLEAR_ANSWERS = 3
-_KEPT_HOURS = 48
 _AUTH_STATES = {"no_token": "missing", "unauthorized": "refused"}
 
 
@@ -81,7 +90,7 @@ class Gate:
         self._relay = Valve()
         self._paths: dict[str, PathFacts] = {}
         self._accepts: Counter[str] = Counter()
-        self._accept_hours: dict[str, dict[int, int]] = {}
+        self._accepted_at: dict[str, set[int]] = {}  # by token; wall clock, coarse
         self._in_flight = 0
         self._allowed = most
         self._needs_proof = False
@@ -156,11 +165,7 @@ class Gate:
             facts = self._facts(name)
             self._accepts[token] += 1
             facts.accepts += 1
-            hours = self._accept_hours.setdefault(token, {})
-            hour = self._clock.wall_ms() // HOUR_MS
-            if hour not in hours:
-                self._dirty.add("accepts")
-            hours[hour] = hours.get(hour, 0) + 1
+            self._note_acceptance(token)
             if not facts.accepted or facts.dead_end or facts.budget.in_a_row or facts.unclear:
                 self._dirty.add(f"path:{name}")
             facts.accepted, facts.dead_end, facts.unclear = True, False, 0
@@ -247,7 +252,7 @@ class Gate:
     def budget_spent(self, path: str) -> bool:
         """Whether three dead letters in a row came from this path: its heads then go alone."""
         with self._mutex:
-            return self._facts(path).budget.in_a_row >= 3
+            return is_spent(self._facts(path).budget)
 
     def spend(self, path: str) -> None:
         """A dead letter was made."""
@@ -289,8 +294,17 @@ class Gate:
     def is_stuck(self, first_try_at_ms: int | None, token: str) -> bool:
         """Whether a head with this first try has waited for too long while others were accepted all along."""
         with self._mutex:
-            hours = [hour * HOUR_MS for hour in self._accept_hours.get(token, {})]
-            return is_stuck(first_try_at_ms, self._clock.wall_ms(), self._max_stuck_ms, hours)
+            moments = self._accepted_at.get(token, set())
+            return is_stuck(first_try_at_ms, self._clock.wall_ms(), self._max_stuck_ms, moments)
+
+    def _note_acceptance(self, token: str) -> None:
+        """Remember it to an eighth of `max_stuck`, twice as far back: enough to see its quarters."""
+        now_ms, moments = self._clock.wall_ms(), self._accepted_at.setdefault(token, set())
+        coarse_ms = max(1, self._max_stuck_ms // 8)
+        at_ms = now_ms // coarse_ms * coarse_ms
+        if at_ms not in moments:
+            self._accepted_at[token] = {at_ms, *(m for m in moments if m > now_ms - 2 * self._max_stuck_ms)}
+            self._dirty.add("accepts")
 
     # Batches -----------------------------------------------------------------------------------------------
 
@@ -315,16 +329,20 @@ class Gate:
                 self.turn_batches_off(path)
 
     def learn_bytes(self, path: str, size_bytes: int) -> None:
-        """A body of `size_bytes` was too large: keep below half of it."""
+        """A body of `size_bytes` was too large: keep below half of it for an hour."""
         with self._mutex:
             facts = self._facts(path)
             facts.learned_bytes = max(1_024, size_bytes // 2)
+            facts.learned_until_ms = self._clock.monotonic_ms() + _LEARNED_FOR_MS
             self._dirty.add(f"path:{path}")
 
     def most_bytes(self, path: str, default_bytes: int) -> int:
         """The largest body that this path is known to take."""
         with self._mutex:
-            return min(default_bytes, self._facts(path).learned_bytes or default_bytes)
+            facts = self._facts(path)
+            if facts.learned_bytes is None or self._clock.monotonic_ms() >= facts.learned_until_ms:
+                return default_bytes
+            return min(default_bytes, facts.learned_bytes)
 
     def spec_is_due(self) -> bool:
         """Whether the caller should ask for the relay's capabilities now; True for one caller an hour."""
@@ -413,13 +431,7 @@ class Gate:
 
     def _encode(self, name: str) -> Any:
         if name == "accepts":
-            oldest = self._clock.wall_ms() // HOUR_MS - _KEPT_HOURS
-            for token, hours in self._accept_hours.items():
-                self._accept_hours[token] = {hour: n for hour, n in hours.items() if hour >= oldest}
-            return {
-                token: {str(hour): n for hour, n in hours.items()}
-                for token, hours in self._accept_hours.items()
-            }
+            return {token: sorted(moments) for token, moments in self._accepted_at.items()}
         if name == "auth":
             return {"source": self.token_from, "state": self._auth, "detail": self._auth_detail}
         if name == "gate":
@@ -439,7 +451,7 @@ class Gate:
         self._needs_proof = bool(self._relay.reason)
         if self._relay.reason:
             self._allowed = 1
-        self._accept_hours = self._disk.read_hours(facts.get("accepts"))
+        self._accepted_at = self._disk.read_acceptances(facts.get("accepts"))
         for name, raw in facts.items():
             if name.startswith("path:"):
                 self._paths[name.removeprefix("path:")] = self._disk.read_path(raw)

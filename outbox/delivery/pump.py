@@ -182,7 +182,7 @@ class Pump:
         if permit.ask_health:
             return self._prove(permit)
         sending = Sending(box, permit, permit.path, token, unsafe)
-        if unsafe and not self._d.gate.era_known and (turn := self._find_era(sending)):
+        if unsafe and not self._d.gate.era_known and (turn := self._find_era(sending, row)):
             return turn
         if not self._place.may_send():
             return AtGate(RATE)
@@ -206,7 +206,7 @@ class Pump:
         gate.close(permit, gate.relay.reason or "unreachable", "it does not answer health")
         return AtGate("")
 
-    def _find_era(self, sending: Sending) -> Turn | None:
+    def _find_era(self, sending: Sending, row: Row) -> Turn | None:
         """Ask for the tools before the first unsafe call, so that no such call finds out what is spoken."""
         reading = ask_for_tools(self._d, sending.token)
         if isinstance(reading, Cut):
@@ -220,7 +220,7 @@ class Pump:
             return Again() if taken is None else self._settler.each(asked, taken, [reading])
         verdict = self._settler.judge(asked, reading)
         self._settler.report(asked, verdict, reading)
-        return self._settler.wait_only(asked, reading, verdict)
+        return self._settler.wait_only(asked, row, reading, verdict)
 
     # Claims and requests -----------------------------------------------------------------------------------
 

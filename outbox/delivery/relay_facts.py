@@ -36,6 +36,7 @@ class PathFacts:
     dead_end_until_ms: int = 0  # monotonic; until then its events are dead letters at once
     dead_end: bool = False
     learned_bytes: int | None = None
+    learned_until_ms: int = 0  # monotonic; then a larger body is tried again
     unclear: int = 0
     off_until_ms: int = 0  # monotonic; batches only
 
@@ -67,6 +68,7 @@ class FactsOnDisk:
             "deadEnd": facts.dead_end,
             "deadEndUntil": self._wall_of(facts.dead_end_until_ms),
             "learnedBytes": facts.learned_bytes,
+            "learnedUntil": self._wall_of(facts.learned_until_ms),
             "offUntil": self._wall_of(facts.off_until_ms),
         }
 
@@ -91,20 +93,24 @@ class FactsOnDisk:
             facts.dead_end = raw.get("deadEnd") is True
             last_ms = min(now, self._monotonic_of(_whole(raw.get("lastDeadAt"))))
             facts.budget = Budget(_whole(raw.get("inARow")), last_ms)
-            facts.dead_end_until_ms = min(now + HOUR_MS, self._monotonic_of(_whole(raw.get("deadEndUntil"))))
-            facts.off_until_ms = min(now + HOUR_MS, self._monotonic_of(_whole(raw.get("offUntil"))))
+            facts.dead_end_until_ms = self._within_an_hour(raw.get("deadEndUntil"))
+            facts.off_until_ms = self._within_an_hour(raw.get("offUntil"))
+            facts.learned_until_ms = self._within_an_hour(raw.get("learnedUntil"))
             facts.learned_bytes = _whole(raw.get("learnedBytes")) or None
         return facts
 
-    def read_hours(self, raw: Any) -> dict[str, dict[int, int]]:
-        """Acceptances by token and hour."""
+    def read_acceptances(self, raw: Any) -> dict[str, set[int]]:
+        """When something was accepted, coarsely, by token; epoch milliseconds."""
         if not isinstance(raw, dict):
             return {}
         return {
-            str(token): {int(hour): _whole(n) for hour, n in hours.items() if str(hour).isdecimal()}
-            for token, hours in raw.items()
-            if isinstance(hours, dict)
+            str(token): {at_ms for at_ms in moments if isinstance(at_ms, int)}
+            for token, moments in raw.items()
+            if isinstance(moments, list)
         }
+
+    def _within_an_hour(self, wall_ms: Any) -> int:
+        return min(self._clock.monotonic_ms() + HOUR_MS, self._monotonic_of(_whole(wall_ms)))
 
     def _wall_of(self, monotonic_ms: int) -> int:
         return self._clock.wall_ms() + monotonic_ms - self._clock.monotonic_ms()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.delivery.agent_wait import AgentWait
+from outbox.delivery.agent_wait import AgentWait, Held
 from outbox.delivery.exchange import Cut
 from outbox.delivery.gate import Permit
 from outbox.delivery.grouping import Grouping
@@ -40,15 +40,6 @@ class Sending:
     unsafe: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Why the first event that stays does so."""
-
-    reading: Reading
-    verdict: Verdict
-    verdict_wait_ms: int = 0
-
-
 class Settler:
     """Settles the claims of one agent."""
 
@@ -74,7 +65,7 @@ class Settler:
             settlements.append(settlement)
             self.report(sending, verdict, reading)
             if isinstance(settlement, Release) and held is None:
-                held = Held(reading, verdict, wait_ms)
+                held = Held(row, sending.token, reading, verdict, wait_ms)
         return self.finish(sending.box, taken, settlements, held)
 
     def group(
@@ -89,7 +80,8 @@ class Settler:
             for index, row in enumerate(taken.rows)
         ]
         stays = verdict.step is Step.RELEASE and bool(verdict.hold)
-        return self.finish(sending.box, taken, settlements, Held(reading, verdict) if stays else None)
+        held = Held(taken.rows[0], sending.token, reading, verdict) if stays else None
+        return self.finish(sending.box, taken, settlements, held)
 
     def regroup(
         self, sending: Sending, reading: Reading, parcel: Parcel, grouping: Grouping, marks: Sequence[int]
@@ -138,16 +130,18 @@ class Settler:
         """Decide when this agent goes on, and write it all down."""
         if held is None:
             self.wait.end()
-        elif self.wait.after(held.reading, held.verdict, held.verdict_wait_ms) and self.wait.blocked:
-            blocked = self.wait.blocked
-            self._log("held", seq=taken.rows[0].seq, reason=blocked.reason, detail=blocked.detail)
+        else:
+            self._hold(held)
         self._write(box, taken, settlements)
         return Sleep(self.wait.until_ms) if self.wait.until_ms else Again()
 
-    def wait_only(self, sending: Sending, reading: Reading, verdict: Verdict) -> Turn:
+    def _hold(self, held: Held) -> None:
+        if self.wait.after(held) and (blocked := self.wait.blocked):
+            self._log("held", seq=held.row.seq, reason=blocked.reason, detail=blocked.detail)
+
+    def wait_only(self, sending: Sending, row: Row, reading: Reading, verdict: Verdict) -> Turn:
         """Nothing was claimed: only the agent, or the gate, waits."""
-        if self.wait.after(reading, verdict, 0) and self.wait.blocked:
-            self._log("held", reason=self.wait.blocked.reason, detail=self.wait.blocked.detail)
+        self._hold(Held(row, sending.token, reading, verdict))
         if not self.wait.until_ms:
             return AtGate(sending.path)
         note_blocked(sending.box, self.wait.blocked)
@@ -159,11 +153,8 @@ class Settler:
         except StoreHeld:
             raise
         except StoreError:
-            self._unwritten = (
-                taken,
-                settlements,
-                self.wait.blocked,
-            )  # what happened, happened: written later
+            # What happened, happened: it is written later.
+            self._unwritten = (taken, settlements, self.wait.blocked)
             raise
 
     def write_rest(self, box: OutboxFile) -> None:
@@ -247,7 +238,7 @@ class Settler:
             case Effect.TOKEN:
                 gate.close(permit, "unauthorized", reading.detail)
                 gate.refused_token = fingerprint(sending.token)
-                if self._d.has_new_token():
+                if self._d.has_other_token(gate.refused_token):
                     gate.retry_now()
             case Effect.AGENT:
                 pass

@@ -72,13 +72,13 @@ class Delivery:
             return self.rate.next_due_ms() if self.rate else self.clock.monotonic_ms()
         return self.gate.next_due_ms(tag)
 
-    def has_new_token(self) -> bool:
-        """Look for the token again: whether there is one, and another than the one that was refused last.
+    def has_other_token(self, refused: str) -> bool:
+        """Look for the token again: whether there is one, and another than the one with this name.
 
         Names are compared, since somebody else may have read the changed source in the meantime.
         """
         self.tokens.refresh()
-        return self.token_name() not in {"", self.gate.refused_token}
+        return self.token_name() not in {"", refused}
 
     def is_unsafe(self, row: Row) -> bool:
         """Whether the event must not be repeated when its outcome is unknown."""

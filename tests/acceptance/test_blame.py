@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from world import DAY_MS, HOUR_MS, MINUTE_MS, Lose, Refuse, World, answer
+
+from relay_client import fingerprint
 
 
 def numbers_in(request):
@@ -469,3 +472,83 @@ def test_a_probe_rotates_over_agents(tmp_path):
         assert {request.agent for request in world.relay.requests} == {f"agent-{n}" for n in range(5)}
         times = [request.at_ms for request in world.relay.requests]
         assert len(times) == len(set(times))
+
+
+def test_an_event_waits_by_its_own_schedule(tmp_path):
+    """An event with its own `retry` is tried again when it says, not when the settings do."""
+    with World(tmp_path, behave=lambda r: answer(500)) as world:
+        world.enqueue("builder", 1)
+        box = world.boxes["builder"]
+        retry = {"backoff": "fixed", "initialDelayMs": 7_000, "jitter": 0, "maxAttempts": 4}
+        box.enqueue("insight", {"n": 1}, retry=retry)
+        world.relay.behave = lambda r: answer(500) if r.path == "/api/insights/observations" else None
+        world.run(10 * MINUTE_MS)
+        tries = [r.at_ms for r in world.relay.requests if r.path == "/api/insights/observations"]
+        assert [later - earlier for earlier, later in itertools.pairwise(tries)] == [7_000] * 3
+        assert [letter.attempts for letter in world.dead()] == [4]
+
+
+def test_a_token_that_somebody_else_read_first_ends_the_wait(tmp_path):
+    """After 403 another token is used at once, whoever had looked at the source in the meantime."""
+    token = ["tok-old"]
+
+    class Source:
+        def token(self):
+            return token[0]
+
+        def refresh(self):
+            return False  # somebody else has noticed the change already
+
+        def describe(self):
+            return "a test"
+
+        def fingerprint(self):
+            return fingerprint(token[0])
+
+    def behave(request):
+        if request.headers["authorization"] == "Bearer tok-old":
+            token[0] = "tok-new"
+            return answer(403)
+        return None
+
+    with World(tmp_path, behave=behave) as world:
+        world.engine.delivery.tokens = Source()
+        world.enqueue("builder", 1)
+        world.run(100)
+        assert world.numbers("builder") == [0]
+
+
+def test_a_lesson_of_size_is_forgotten_after_an_hour(tmp_path):
+    """A relay that took only small bodies for a while gets large ones again later, over a restart too."""
+    small = True
+
+    def behave(request):
+        return answer(413) if small and len(request.body) > 4_000 else None
+
+    with World(tmp_path, behave=behave) as world:
+        world.enqueue("builder", 100, text="x" * 200)
+        world.run(MINUTE_MS)
+        small = False
+        world.restart()
+        world.enqueue("builder", 100, first=100, text="x" * 200)
+        world.run(MINUTE_MS)
+        assert max(len(request.messages) for request in world.relay.requests[-10:]) < 20
+        world.clock.now_ms += HOUR_MS
+        world.enqueue("builder", 100, first=200, text="x" * 200)
+        world.run(MINUTE_MS)
+        assert max(len(request.messages) for request in world.relay.requests[-3:]) > 50
+        assert world.numbers("builder") == list(range(300))
+
+
+def test_a_head_can_be_stuck_for_minutes(tmp_path):
+    """`delivery.max_stuck_s` holds for short times as well as for a day."""
+
+    def behave(request):
+        return answer(403) if request.agent == "builder" else None
+
+    with World(tmp_path, behave=behave, delivery__max_stuck_s=600) as world:
+        world.enqueue("builder", 1)
+        for minute in range(15):
+            world.enqueue("reviewer", 1, first=minute)
+            world.run(MINUTE_MS)
+        assert [letter.reason for letter in world.dead()] == ["stuck"]
