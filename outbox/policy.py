@@ -55,15 +55,16 @@ def room_for(fill: Fill, size_bytes: int, bounds: Bounds, *, in_flight: Fill = _
 
     What is in flight is never dropped: an event that would not fit beside it is refused before anything goes.
     """
-    if _fits(fill, size_bytes, bounds):
+    if fits(fill.events, fill.size_bytes, size_bytes, bounds):
         return Room.THERE
-    if bounds.overflow == REFUSE or not _fits(in_flight, size_bytes, bounds):
+    if bounds.overflow == REFUSE or not fits(in_flight.events, in_flight.size_bytes, size_bytes, bounds):
         return Room.REFUSED
     return Room.BY_DROPPING
 
 
-def _fits(fill: Fill, size_bytes: int, bounds: Bounds) -> bool:
-    return fill.events < bounds.max_events and fill.size_bytes + size_bytes <= bounds.max_bytes
+def fits(events: int, held_bytes: int, size_bytes: int, bounds: Bounds) -> bool:
+    """Whether one more event of `size_bytes` goes in beside what is there, as things are."""
+    return events < bounds.max_events and held_bytes + size_bytes <= bounds.max_bytes
 
 
 def expiry_horizon_ms(bounds: Bounds, now_ms: int, quiet_until_ms: int) -> int | None:

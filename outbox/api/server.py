@@ -46,6 +46,10 @@ class Served(Protocol):
     def limits(self) -> Limits:
         """What an event may be."""
 
+    @property
+    def kind_paths(self) -> Mapping[str, str]:
+        """Where each kind of event goes."""
+
     def enqueue(self, agent: str, drafts: list[Draft]) -> list[Receipt | OutboxError]:
         """Take events; returns after the commit."""
 
@@ -169,7 +173,7 @@ def local_app(daemon: Served) -> Starlette:
         return await run_in_threadpool(_take, daemon, agent, body, request.headers.get("content-type", ""))
 
     async def status(_request: Request) -> Response:
-        return _json(await run_in_threadpool(status_report, daemon.state))
+        return _json(await run_in_threadpool(status_report, daemon.state, paths=daemon.kind_paths))
 
     async def flush(request: Request) -> Response:
         asked = _object(await _body(request))

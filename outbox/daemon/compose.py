@@ -60,10 +60,8 @@ def routes_of(settings: Settings) -> Routes:
     return Routes(
         messages=paths.messages,
         batch=paths.batch,
-        insights=paths.insights,
-        archives=paths.archives,
         mcp=paths.mcp,
-        custom=dict(settings.kinds),
+        kinds=settings.kind_paths(),
         mcp_idempotent=settings.mcp.idempotent,
         safe_to_repeat=frozenset(settings.mcp.safe_to_repeat),
     )

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -312,6 +312,11 @@ class Daemon:
     def limits(self) -> Limits:
         """What an event may be, by the settings of now."""
         return self.settings.limits()
+
+    @property
+    def kind_paths(self) -> Mapping[str, str]:
+        """Where each kind of event goes, by the settings of now."""
+        return self.settings.kind_paths()
 
     def enqueue(self, agent: str, drafts: Sequence[Draft]) -> list[Receipt | OutboxError]:
         """Take events for an agent; returns after the commit."""

@@ -9,7 +9,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outbox.gap import GAP_KIND
 from outbox.store.row import Row
 from outbox.wire_text import wire_key
 from relay_client import Origin
@@ -43,24 +42,14 @@ class Routes:
 
     messages: str = "/api/messages"
     batch: str = "/api/messages/batch"
-    insights: str = "/api/insights/observations"
-    archives: str = "/api/continuation-archives"
     mcp: str = "/api/mcp"
-    custom: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)  # the path of each kind that is known
     mcp_idempotent: bool = False
     safe_to_repeat: frozenset[str] = frozenset()
 
     def path_of(self, row: Row) -> str | None:
         """The path of an event's own kind; None for a kind that this release does not know."""
-        built_in = {
-            "session-message": self.messages,
-            "session-message-batch": self.messages,
-            "insight": self.insights,
-            "continuation-archive": self.archives,
-            "mcp-tool-call": self.mcp,
-            GAP_KIND: self.messages,
-        }
-        return built_in.get(row.kind) or self.custom.get(row.kind)
+        return self.kinds.get(row.kind)
 
     def is_unsafe(self, row: Row) -> bool:
         """Whether the event must not be repeated when its outcome is unknown."""

@@ -13,7 +13,7 @@ from outbox.errors import OutboxError, StoreFull, UsageError
 from outbox.event import Accepted, row_checksum
 from outbox.json_text import dump, quoted
 from outbox.outcome import Act, State, move
-from outbox.policy import Fill, Room, room_for
+from outbox.policy import Fill, Room, fits, room_for
 from outbox.store import statements as sql
 from outbox.store.dropping import drop_dead, drop_waiting
 from outbox.store.file import OutboxFile
@@ -59,10 +59,8 @@ class _Book:
 
     def fits(self, size_bytes: int, bounds: Bounds) -> bool:
         """Whether one more event goes in as things are."""
-        return (
-            self.waiting + self.dead < bounds.max_events
-            and self.waiting_bytes + self.dead_bytes + size_bytes <= bounds.max_bytes
-        )
+        events, held_bytes = self.waiting + self.dead, self.waiting_bytes + self.dead_bytes
+        return fits(events, held_bytes, size_bytes, bounds)
 
     def take(self, size_bytes: int) -> int:
         """Count one more event; returns its seq."""

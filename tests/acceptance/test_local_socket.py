@@ -8,6 +8,7 @@ from http.client import HTTPConnection
 from urllib.parse import quote
 
 import pytest
+from peers import fake_relay
 from processes import DaemonProcess, UnixConnection, ask, numbers, outbox_command, status_of, wait_for
 
 from outbox import Outbox
@@ -201,6 +202,22 @@ def test_status(daemon):
     assert status == 200
     assert [(each["agent"], each["waiting"]) for each in answer["agents"]] == [("builder", 1)]
     assert answer["daemon"]["pid"] == daemon.process.pid
+
+
+def test_the_status_knows_the_paths_of_the_settings(state):
+    """A head whose own path is held is told so, also where the settings name another path for its kind."""
+    missing = {"status": 404, "body": "{}", "when": {"target_contains": "/notes"}, "repeat": "forever"}
+    unwell = {"status": 404, "when": {"target_contains": "/api/health", "method": "GET"}, "repeat": "forever"}
+    settings = {"relay.paths.insights": "/notes"}
+    with (
+        fake_relay({"steps": [missing, unwell], "events": []}) as relay,
+        DaemonProcess(state, relay.url, settings) as daemon,
+        Outbox.open("builder", state_dir=state) as box,
+    ):
+        box.enqueue("insight", {"n": 1})
+        wait_for(lambda: daemon.said("path_held"))
+        (agent,) = daemon.ask("GET", "/v1/status")[1]["agents"]
+        assert agent["blocked"]["reason"] == "no_endpoint"
 
 
 def test_flush(state, relay):
