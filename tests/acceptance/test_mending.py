@@ -89,7 +89,7 @@ def bodies(relay, agent="builder"):
 
 def test_a_refused_event_is_seen_mended_at_the_relay_and_sent_again(capsys, state, relay):
     """From the list to the answer to the replay: the same event, with its key, behind what went on."""
-    relay.add_faults({"match": {"bodyContains": "bad"}, "action": {"status": 422, "body": NO}})
+    relay.add_faults({"match": {"bodyContains": '"bad"'}, "action": {"status": 422, "body": NO}})
     put(state, {"n": 1, "word": "bad"}, {"n": 2}, idempotency_key="k-", occurred_at_ms=1_790_000_000_000)
     assert command(capsys, "flush", "--timeout", "20")[0] == 0
     assert [(one["seq"], one["reason"], one["status"]) for one in data(capsys, "dead", "list")] == [
@@ -125,7 +125,7 @@ def test_a_refused_event_is_seen_mended_at_the_relay_and_sent_again(capsys, stat
 
 def test_an_edited_event_arrives_under_a_new_key(capsys, state, relay, tmp_path):
     """With its time, its correlation and its own text; the old key stays known as discarded."""
-    relay.add_faults({"match": {"bodyContains": "bad"}, "action": {"status": 422, "body": NO}})
+    relay.add_faults({"match": {"bodyContains": '"bad"'}, "action": {"status": 422, "body": NO}})
     put(state, {"word": "bad"}, idempotency_key="k-", occurred_at_ms=5, run_id="r-1")
     command(capsys, "flush", "--timeout", "20")
     corrected = tmp_path / "corrected.json"

@@ -67,7 +67,7 @@ def letters_tell(state, agent):
 
 def test_the_first_dead_letter_of_an_agent(state, told):
     """Told once for each agent, as a whole sentence; what was dead before the start is no news."""
-    refuse = {"steps": [{"status": 422, "when": {"body_contains": "bad"}, "repeat": "forever"}]}
+    refuse = {"steps": [{"status": 422, "when": {"body_contains": '"bad"'}, "repeat": "forever"}]}
     with fake_relay(refuse) as relay, DaemonProcess(state, relay.url, told.settings) as daemon:
         put(state, "builder", "bad 1")
         wait_for(told)
@@ -90,7 +90,7 @@ def test_the_first_dead_letter_of_an_agent(state, told):
 
 def test_what_a_person_set_aside_is_no_news(state, told):
     """`outbox skip` makes a dead letter that its maker knows of."""
-    refuse = {"steps": [{"status": 422, "when": {"body_contains": "bad"}, "repeat": "forever"}]}
+    refuse = {"steps": [{"status": 422, "when": {"body_contains": '"bad"'}, "repeat": "forever"}]}
     with fake_relay(refuse) as relay, DaemonProcess(state, relay.url, told.settings):
         put(state, "builder", "x")
         wait_for(lambda: not status_of(state, "builder").waiting)
@@ -223,7 +223,7 @@ def test_an_address_is_posted_to(state):
 def test_a_command_that_hangs_costs_nothing(state, tmp_path):
     """Events go on being delivered, and the daemon stops, while the command never ends."""
     with RelayProcess(tmp_path / "relay.sqlite", ["tok-daemon"]) as relay:
-        relay.add_faults({"match": {"bodyContains": "bad"}, "action": {"status": 422}})
+        relay.add_faults({"match": {"bodyContains": '"bad"'}, "action": {"status": 422}})
         marker = tmp_path / "pid"
         settings = {**SOON, "notify.command": f"sh -c 'echo $$ > {marker}; exec sleep 600'"}
         with DaemonProcess(state, relay.url, settings) as daemon:
@@ -237,7 +237,7 @@ def test_a_command_that_hangs_costs_nothing(state, tmp_path):
 
 def test_a_command_that_fails_is_logged_once(state):
     """Its status, no traceback; delivery goes on."""
-    refuse = {"steps": [{"status": 422, "when": {"body_contains": "bad"}, "repeat": "forever"}]}
+    refuse = {"steps": [{"status": 422, "when": {"body_contains": '"bad"'}, "repeat": "forever"}]}
     settings = {**SOON, "notify.command": "false"}
     with fake_relay(refuse) as relay, DaemonProcess(state, relay.url, settings) as daemon:
         for agent in ("a", "b", "c"):
