@@ -262,6 +262,7 @@ def _free_mutexes_after_fork() -> None:
     """A thread of the parent may have held one: in the child nobody would ever let it go."""
     for outbox in list(_outboxes):
         outbox._mutex = threading.RLock()  # noqa: SLF001 - the other half of Outbox
+        outbox._waker.free_mutex()  # noqa: SLF001 - as above
 
 
 os.register_at_fork(after_in_child=_free_mutexes_after_fork)

@@ -49,6 +49,10 @@ class Waker:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             return self._socket
 
+    def free_mutex(self) -> None:
+        """For a forked child: a thread of the parent may have held it, and nobody would ever let it go."""
+        self._mutex = threading.Lock()
+
     def close(self) -> None:
         """Give the socket back; nobody is told any more."""
         with self._mutex:

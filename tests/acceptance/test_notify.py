@@ -67,12 +67,12 @@ def letters_tell(state, agent):
 
 def test_the_first_dead_letter_of_an_agent(state, told):
     """Told once for each agent, as a whole sentence; what was dead before the start is no news."""
-    refuse = {"steps": [{"status": 422, "when": {"body_contains": '"bad"'}, "repeat": "forever"}]}
+    refuse = {"steps": [{"status": 422, "when": {"body_contains": "wrong"}, "repeat": "forever"}]}
     with fake_relay(refuse) as relay, DaemonProcess(state, relay.url, told.settings) as daemon:
-        put(state, "builder", "bad 1")
+        put(state, "builder", "wrong 1")
         wait_for(told)
-        put(state, "builder", "bad 2")
-        put(state, "reviewer", "bad 3")
+        put(state, "builder", "wrong 2")
+        put(state, "reviewer", "wrong 3")
         wait_for(lambda: letters_tell(state, "builder") == 2 and len(alarms(told())) >= 2)
         assert daemon.stop() == 0
         found = alarms(told())
@@ -83,21 +83,21 @@ def test_the_first_dead_letter_of_an_agent(state, told):
         assert (first["stateDir"], first["more"]) == (str(state), 0)
         assert [line["by"] for line in daemon.said("notified")] == ["command"] * len(told())
         daemon.start()
-        put(state, "third", "bad 4")
+        put(state, "third", "wrong 4")
         wait_for(lambda: len(alarms(told())) == 3)
         assert alarms(told())[-1] == ("dead_letter", "third", "rejected")
 
 
 def test_what_a_person_set_aside_is_no_news(state, told):
     """`outbox skip` makes a dead letter that its maker knows of."""
-    refuse = {"steps": [{"status": 422, "when": {"body_contains": '"bad"'}, "repeat": "forever"}]}
+    refuse = {"steps": [{"status": 422, "when": {"body_contains": "wrong"}, "repeat": "forever"}]}
     with fake_relay(refuse) as relay, DaemonProcess(state, relay.url, told.settings):
         put(state, "builder", "x")
         wait_for(lambda: not status_of(state, "builder").waiting)
         assert outbox_command(state, "pause", "builder").returncode == 0
         put(state, "builder", "y")
         assert outbox_command(state, "skip", "builder", "2").returncode == 0
-        put(state, "other", "bad")  # whoever is told of this was told of all before
+        put(state, "other", "wrong")  # whoever is told of this was told of all before
         wait_for(told)
         assert alarms(told()) == [("dead_letter", "other", "rejected")]
         assert letters_tell(state, "builder") == 1
@@ -208,7 +208,7 @@ def test_an_address_is_posted_to(state):
     with thread_server(take) as hook, fake_relay(refuse) as relay:
         settings = {**SOON, "notify.url": f"http://127.0.0.1:{hook.port}/T0/s3cret-path?key=s3cret-key"}
         with DaemonProcess(state, relay.url, settings, environ={"NO_PROXY": "*"}) as daemon:
-            put(state, "builder", "bad")
+            put(state, "builder", "wrong")
             wait_for(lambda: posted and daemon.said("notified"))
             log = daemon.log.read_text("utf-8")
         shown = outbox_command(state, "config", "show", settings=settings).stdout.decode()
@@ -223,11 +223,11 @@ def test_an_address_is_posted_to(state):
 def test_a_command_that_hangs_costs_nothing(state, tmp_path):
     """Events go on being delivered, and the daemon stops, while the command never ends."""
     with RelayProcess(tmp_path / "relay.sqlite", ["tok-daemon"]) as relay:
-        relay.add_faults({"match": {"bodyContains": '"bad"'}, "action": {"status": 422}})
+        relay.add_faults({"match": {"bodyContains": "wrong"}, "action": {"status": 422}})
         marker = tmp_path / "pid"
         settings = {**SOON, "notify.command": f"sh -c 'echo $$ > {marker}; exec sleep 600'"}
         with DaemonProcess(state, relay.url, settings) as daemon:
-            put(state, "builder", "bad")
+            put(state, "builder", "wrong")
             wait_for(lambda: marker.exists() and marker.read_text("ascii").strip())
             put(state, "builder", *map(str, range(20)))
             wait_for(lambda: len(relay.events()) == 20)
@@ -237,11 +237,11 @@ def test_a_command_that_hangs_costs_nothing(state, tmp_path):
 
 def test_a_command_that_fails_is_logged_once(state):
     """Its status, no traceback; delivery goes on."""
-    refuse = {"steps": [{"status": 422, "when": {"body_contains": '"bad"'}, "repeat": "forever"}]}
+    refuse = {"steps": [{"status": 422, "when": {"body_contains": "wrong"}, "repeat": "forever"}]}
     settings = {**SOON, "notify.command": "false"}
     with fake_relay(refuse) as relay, DaemonProcess(state, relay.url, settings) as daemon:
         for agent in ("a", "b", "c"):
-            put(state, agent, "bad", "good")
+            put(state, agent, "wrong", "good")
         wait_for(lambda: daemon.said("notify_failed"))
         wait_for(lambda: not any(status_of(state, agent).waiting for agent in ("a", "b", "c")))
         assert daemon.stop() == 0
@@ -257,7 +257,7 @@ def test_a_reload_takes_another_command(state, told, tmp_path):
         fake_relay(refuse) as relay,
         DaemonProcess(state, relay.url, flags=["--config", str(file)]) as daemon,
     ):
-        put(state, "early", "bad")
+        put(state, "early", "wrong")
         wait_for(lambda: letters_tell(state, "early"))
         words = told.settings["notify.command"].partition(" -c ")
         script, _, target = words[2].rpartition(" ")
@@ -265,7 +265,7 @@ def test_a_reload_takes_another_command(state, told, tmp_path):
         file.write_text(f"[notify]\ncommand = {command}\nmin_interval_s = 0.1\n", "utf-8")
         daemon.send(1)
         wait_for(lambda: daemon.said("reloaded"))
-        put(state, "builder", "bad")
+        put(state, "builder", "wrong")
         wait_for(lambda: ("dead_letter", "builder", "rejected") in alarms(told()))
 
 

@@ -406,7 +406,7 @@ def test_a_forked_child_goes_on_with_connections_of_its_own(state):
 
 
 BUSY_FORKS = """
-import os, sys, threading, warnings
+import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 from outbox import Outbox
 from outbox.store.verify import verify_counters
@@ -421,13 +421,16 @@ def produce():
 threads = [threading.Thread(target=produce) for _ in range(2)]
 for thread in threads:
     thread.start()
-for n in range(10):
-    child = os.fork()
-    if child == 0:
-        outbox.enqueue("insight", {"from": "child"}, idempotency_key=f"child-{n}")
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-stop.set()
+try:
+    for n in range(10):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            outbox.enqueue("insight", {"from": "child"}, idempotency_key=f"child-{n}")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+finally:
+    stop.set()
 for thread in threads:
     thread.join()
 print(len(outbox._box.rows("SELECT 1 FROM events WHERE key GLOB 'child-*'")), verify_counters(outbox._box))
@@ -437,6 +440,28 @@ print(len(outbox._box.rows("SELECT 1 FROM events WHERE key GLOB 'child-*'")), ve
 def test_a_fork_in_the_middle_of_other_threads_commits_harms_neither(state):
     """No mutex that a thread of the parent held stops the child, and no commit is cut in two."""
     assert python(BUSY_FORKS, state.path) == "10 []\n"
+
+
+FIRST_HINT = """
+import os, signal, sys
+from outbox import Outbox
+
+outbox = Outbox.open("builder", state_dir=sys.argv[1])
+outbox._waker._mutex.acquire()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    outbox.enqueue("insight", {"from": "child"})
+    os._exit(0)
+outbox._waker._mutex.release()
+print(os.waitpid(child, 0)[1], outbox.depth)
+outbox.close()
+"""
+
+
+def test_a_fork_while_a_thread_gives_the_first_hint_leaves_the_child_free(state):
+    """The mutex of the hint to the daemon is the child's own, too."""
+    assert python(FIRST_HINT, state.path) == "0 1\n"
 
 
 # Space ------------------------------------------------------------------------------------------------------
