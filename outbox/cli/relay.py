@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 from outbox.cli.output import clean, emit_json, say
 from outbox.errors import ConfigError
@@ -29,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", action="append", default=[], metavar="/api/…", help="a further path, for a custom kind"
     )
+    parser.add_argument(
+        "--refuse",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="answer 422 to what holds this text, to try out dead letters",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +50,17 @@ def run(args: argparse.Namespace) -> int:
         else:
             say(*_how_to_use(url, args.db, with_token=bool(tokens)))
 
-    return serve(args.host, args.port, args.db, tokens, ready=ready, paths=args.path)
+    faults = [_refusal(text) for text in args.refuse]
+    return serve(args.host, args.port, args.db, tokens, ready=ready, paths=args.path, faults=faults)
+
+
+def _refusal(text: str) -> dict[str, Any]:
+    """The rule of the reference relay that refuses each message with this text, alone or in a batch."""
+    because = {"code": "validation_failed", "message": f"This relay takes nothing that holds {text!r}."}
+    return {
+        "match": {"method": "POST"},
+        "action": {"perItem": {"match": {"bodyContains": text}, "status": 422, "body": {"error": because}}},
+    }
 
 
 def _tokens(file: str | None) -> list[str]:

@@ -173,7 +173,8 @@ def _event_facts(record: Record, now: int) -> dict[str, str]:
         "replayed": "" if event.replayed_from is None else f"from seq {number(event.replayed_from)}",
     }
     if letter is not None:
-        answered = " ".join(filter(None, (str(letter.status or ""), letter.code, letter.detail)))
+        code = "" if letter.detail.startswith(letter.code) else letter.code
+        answered = " ".join(filter(None, (str(letter.status or ""), code, letter.detail)))
         facts["dead since"] = _when(letter.failed_at_ms, now)
         facts["reason"] = f"{letter.reason}: {answered}" if answered else letter.reason
         facts["path"] = letter.path
@@ -187,7 +188,10 @@ def _when(at_ms: int, now: int) -> str:
 def _told(entry: Mapping[str, Any], now: int) -> str:
     at_ms = entry.get("at_ms")
     at = local_time(at_ms, now, seconds=True) if isinstance(at_ms, int) else "?"
-    rest = (entry.get(name) for name in ("reason", "status", "code", "detail", "path"))
+    names = ["reason", "status", "code", "detail", "path"]
+    if str(entry.get("detail", "")).startswith(str(entry.get("code"))):
+        names.remove("code")
+    rest = (entry.get(name) for name in names)
     return "  ".join(("", at, *(str(part) for part in rest if part is not None)))
 
 

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -64,6 +64,7 @@ class Relay:
         tokens: the tokens that are good for everything; without any, no token is asked for.
         paths: further paths that take events of custom kinds.
         runtime_token_ttl_s: how long a minted token lives.
+        faults: rules of misbehaviour that hold from the start.
         clock_ms: the wall clock, epoch milliseconds.
     """
 
@@ -74,6 +75,7 @@ class Relay:
         *,
         paths: Sequence[str] = (),
         runtime_token_ttl_s: int = 3600,
+        faults: Sequence[Mapping[str, Any]] = (),
         clock_ms: Callable[[], int] = _wall_clock_ms,
     ) -> None:
         self.stopping = asyncio.Event()
@@ -81,6 +83,7 @@ class Relay:
         self._clock_ms = clock_ms
         self._tokens = frozenset(token_digest(token) for token in tokens)
         self._faults = Faults()
+        self._faults.add(list(faults))
         self._document = document.load(paths)
         self._reference = _reference_routes(Readback(store, self._faults))
         limits = (self._document.batch_max_items, self._document.batch_max_bytes)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -55,6 +55,7 @@ def serve(
     ready: Callable[[str], None] | None = None,
     paths: Sequence[str] = (),
     runtime_token_ttl_s: int = 3600,
+    faults: Sequence[Mapping[str, Any]] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit status.
 
@@ -66,6 +67,7 @@ def serve(
         ready: called with the base URL once connections are taken.
         paths: further paths that take events of custom kinds.
         runtime_token_ttl_s: how long a minted token lives.
+        faults: rules of misbehaviour that hold from the start (as `POST /api/reference/faults` takes them).
 
     Returns:
         0 after a clean stop, 69 when the address cannot be bound, 5 when the file cannot be used; the reason
@@ -86,7 +88,7 @@ def serve(
             sys.stderr.write(f"{error}\n")
             return EXIT_FILE
         try:
-            relay = Relay(store, tokens, paths=paths, runtime_token_ttl_s=runtime_token_ttl_s)
+            relay = Relay(store, tokens, paths=paths, runtime_token_ttl_s=runtime_token_ttl_s, faults=faults)
             asyncio.run(_run(relay, listener, ready))
         finally:
             store.close()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 RELAY, TOKEN_FILE = "http://relay.internal:4850", "/etc/outbox/token"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXAMPLES = FENCED.findall(README)
+INTRODUCTION, REST = README.split("## A five-minute tour\n")
+TOUR, REST = REST.split("## Use it\n")
+EXAMPLES = FENCED.findall(INTRODUCTION + REST)
 SETS_UP = ("make ", "python3 -m venv")  # not inside the very environment that such a command makes
 
 
@@ -93,10 +96,37 @@ def test_every_example_runs(relay, environ, tmp_path):
     assert "4 waiting" in said
 
 
+def test_the_tour_runs(environ, tmp_path):
+    """Typed into one shell, it goes through an outage and a mended dead letter, and leaves nothing behind."""
+    script = "".join(text for language, text in FENCED.findall(TOUR) if language == "sh")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    done = subprocess.run(
+        ["bash", "-euc", script.replace("4850", port)],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    for pattern in (
+        r"builder: \d events? wait",
+        r"builder +3 +session-message +rejected +422",
+        r"again as seq 5, behind what waits, with the new key",
+        r"builder +0 +0 +4 +0  nothing waits",
+    ):
+        assert re.search(pattern, done.stdout), (pattern, done.stdout, done.stderr)
+    assert not (tmp_path / "tour").exists()
+
+
 def test_every_command_of_the_readme_is_an_example_or_has_one():
     """Commands in the running text stand in an example too, or the demo's and the relay's tests run them."""
     inline = {match.split()[0] for match in re.findall(r"`(?:\.venv/bin/)?outbox ([a-z][^`]*)`", README)}
     examples = {
-        match for _, text in EXAMPLES for match in re.findall(r"^outbox ([a-z]+)", text, re.MULTILINE)
+        match
+        for _, text in FENCED.findall(README)
+        for match in re.findall(r"^outbox ([a-z]+)", text, re.MULTILINE)
     }
-    assert inline - examples == {"demo", "relay", "config", "stop"}
+    assert inline - examples == {"demo", "config"}
