@@ -14,14 +14,12 @@ from typing import Literal, cast
 import httpx
 
 from relay_client import mcp
-from relay_client.address import Address, parse_base_url
+from relay_client.address import parse_base_url
 from relay_client.body import DamagedBody, limit_bytes, read_capped, read_message, unpacked
 from relay_client.clean import one_line
-from relay_client.connection import Route
 from relay_client.headers import encode_key, origin_fields
-from relay_client.proxy import proxy_from_environment
+from relay_client.network import network_transport
 from relay_client.reading import Answer, Failure, Origin
-from relay_client.tls import tls_context
 from relay_client.transport import NOTHING_SENT, RelayTransport
 
 PATHS: Mapping[str, str] = {"mcp": "/api/mcp", "health": "/api/health", "spec": "/api/spec"}
@@ -88,7 +86,7 @@ class RelayClient:
         self._host = self.address.origin.partition("//")[2]
         self._urls: dict[str, httpx.URL] = {}
         self._aborted = False
-        self._transport = transport or _network(
+        self._transport = transport or network_transport(
             self.address,
             trust_env=trust_env,
             tls_files=(ca_file, client_cert, client_key),
@@ -269,25 +267,6 @@ class RelayClient:
 
 def _given(timeout_ms: int | None, usual_ms: int) -> int:
     return usual_ms if timeout_ms is None else timeout_ms
-
-
-def _network(
-    address: Address,
-    *,
-    trust_env: bool,
-    tls_files: tuple[str | None, str | None, str | None],
-    connect_timeout_s: float,
-    max_connections: int,
-) -> RelayTransport:
-    proxy = proxy_from_environment(address) if trust_env else None
-    route = Route(
-        address.host,
-        address.port,
-        tls=tls_context(*tls_files) if address.scheme == "https" else None,
-        proxy=proxy,
-        proxy_tls=tls_context(tls_files[0]) if proxy and proxy.scheme == "https" else None,
-    )
-    return RelayTransport(route, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
 
 
 def _read_whole(status: int, _headers: Mapping[str, str], chunks: Iterable[bytes]) -> tuple[bytes, bool]:
