@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,8 @@ from outbox.store.faults import FAULTS, store_error
 from outbox.store.locks import OwnersLock, lifecycle_byte
 
 Inode = tuple[int, int]
+
+_LONGEST_PAUSE_MS = 4
 
 
 class Connection:
@@ -40,11 +43,12 @@ class Connection:
         self._inode = inode_of(self._name)
         self.db = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE)
         self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        self.db.set_busy_timeout(busy_timeout_ms)
+        self.db.set_busy_handler(self._wait_turn)
         # Inside a transaction two cursors serve: to make one costs as much as a small statement.
         self.execute = self.db.cursor().execute
         self._ask = self.db.cursor().execute
         self._busy_timeout_ms = busy_timeout_ms
+        self._busy_until = 0.0
         self._lifecycle = lifecycle_byte(path.name)
         self._holds_file = False
         self._synchronous = ""
@@ -133,12 +137,27 @@ class Connection:
         with self.mutex:
             if self._closed:
                 return
-            self.db.set_busy_timeout(0)
+            self.db.set_busy_handler(None)
             with contextlib.suppress(apsw.Error):
                 self.db.wal_checkpoint(mode=mode)
-            self.db.set_busy_timeout(self._busy_timeout_ms)
+            self.db.set_busy_handler(self._wait_turn)
 
     # For transactions --------------------------------------------------------------------------------------
+
+    def _wait_turn(self, tries: int) -> bool:
+        """Whether to ask once more for a lock that another process has, after a pause.
+
+        SQLite's own pauses grow to 100 ms: among many producers those who wait longest would meet the short
+        moments between two commits least often, and be refused in the end.
+        """
+        now = time.monotonic()
+        if tries == 0:
+            self._busy_until = now + self._busy_timeout_ms / 1_000
+        if now >= self._busy_until:
+            return False
+        jitter_ms = time.monotonic_ns() % 1_000 / 1_000  # `random` is dear to import for a hook
+        time.sleep((0.5 + jitter_ms) * min(_LONGEST_PAUSE_MS, 1 + tries // 8) / 1_000)
+        return True
 
     def require_open(self) -> None:
         """Raise StoreClosed after `close`, and in a forked child."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 import uuid
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from outbox.store.locks import lifecycle_byte, owners_lock
 from outbox.store.rules import encode_rules
 
 _LONGEST_WAIT_S = 5.0
+_LOOK_AGAIN_S = 0.02
 
 
 def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bounds, now_ms: int) -> Path:
@@ -79,18 +81,20 @@ def _give_name(state: StateDirectory, draft: Path, path: Path) -> None:
     A log that lies there without its file was another file's, and would be taken for this one's: it is put
     aside.
     """
-    if not _orphans(path):
-        _link(draft, path)
-        return
     locks, byte = owners_lock(state.path), lifecycle_byte(path.name)
-    if not locks.wait_exclusive(byte, _LONGEST_WAIT_S):
-        raise StoreBusy(f"The file {path.name} is in use by others. Nothing was stored; try again.")
-    try:
-        if not os.path.lexists(path):
-            put_aside(state, _orphans(path))  # looked for again: whoever was removing the file is done by now
-        _link(draft, path)
-    finally:
-        locks.release(byte)
+    end = time.monotonic() + _LONGEST_WAIT_S
+    while _orphans(path) and not os.path.lexists(path):
+        if locks.wait_exclusive(byte, _LOOK_AGAIN_S):
+            try:
+                if not os.path.lexists(path):
+                    put_aside(state, _orphans(path))  # whoever was removing the file is done by now
+                _link(draft, path)
+            finally:
+                locks.release(byte)
+            return
+        if time.monotonic() > end:
+            raise StoreBusy(f"The file {path.name} is in use by others. Nothing was stored; try again.")
+    _link(draft, path)
 
 
 def _orphans(path: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from outbox.store.create import create_outbox
 from outbox.store.enqueue import enqueue
 from outbox.store.file import open_outbox
 from outbox.store.inspect import read_status
-from outbox.store.locks import OwnersLock, lifecycle_byte
+from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock
 from outbox.store.sending import settle
 
 MODES = """
@@ -170,6 +170,48 @@ def test_a_copy_without_its_log_mode_gets_it_back(box):
 
 
 # Locks of SQLite --------------------------------------------------------------------------------------------
+
+
+BUSY_NEIGHBOUR = """
+import sys, time, apsw
+db = apsw.Connection(sys.argv[1])
+db.set_busy_timeout(10_000)
+print("ready", flush=True)
+while True:
+    db.execute("BEGIN IMMEDIATE")
+    time.sleep(0.02)
+    db.execute("COMMIT")
+    time.sleep(0.0003)
+"""
+
+
+def test_a_producer_gets_its_turn_beside_one_that_never_rests(box):
+    """The short moments between the commits of a neighbour are enough: nobody waits until it is refused."""
+    neighbour = subprocess.Popen(
+        [sys.executable, "-c", BUSY_NEIGHBOUR, str(box.path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert neighbour.stdout.readline() == "ready\n"
+        fill(box, 15)
+    finally:
+        neighbour.kill()
+        neighbour.communicate()
+    assert read_status(box).waiting == 15
+
+
+def test_a_file_that_another_producer_made_first_is_taken_as_it_is(box, monkeypatch):
+    """Its log is no leftover of an older file, and nobody waits until the others let it go."""
+    fill(box, 1)
+    assert box.path.with_name(box.path.name + "-wal").exists()
+    locks = owners_lock(box.state.path)
+    assert locks.take_shared(lifecycle_byte(box.path.name), 0)
+    looked = iter([False])
+    exists = os.path.lexists
+    first_look_misses = lambda path: next(looked, None) is None and exists(path)  # noqa: E731
+    monkeypatch.setattr("outbox.store.create.os.path.lexists", first_look_misses)
+    assert create_outbox(box.state, "builder", Limits(), roomy(), NOW) == box.path
+    locks.give_shared(lifecycle_byte(box.path.name))
+    assert read_status(box).waiting == 1
 
 
 def test_a_lock_held_too_long_is_busy_and_nothing_is_stored(make):
