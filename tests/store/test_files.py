@@ -190,13 +190,36 @@ def test_a_producer_gets_its_turn_beside_one_that_never_rests(box):
     neighbour = subprocess.Popen(
         [sys.executable, "-c", BUSY_NEIGHBOUR, str(box.path)], stdout=subprocess.PIPE, text=True
     )
+    probe = apsw.Connection(str(box.path))
     try:
         assert neighbour.stdout.readline() == "ready\n"
-        fill(box, 15)
+        for _ in range(6):
+            while not is_locked(probe):
+                assert neighbour.poll() is None
+            fill(box, 1)
     finally:
+        probe.close()
         neighbour.kill()
         neighbour.communicate()
-    assert read_status(box).waiting == 15
+    assert read_status(box).waiting == 6
+
+
+def is_locked(probe):
+    """Whether another connection is in the middle of a commit now."""
+    try:
+        probe.execute("BEGIN IMMEDIATE")
+    except apsw.BusyError:
+        return True
+    probe.execute("ROLLBACK")
+    return False
+
+
+def test_the_pauses_before_the_next_try_for_a_lock_stay_short(box, monkeypatch):
+    """However often was tried: who waits longest asks no less often than who has just come."""
+    pauses_s = []
+    monkeypatch.setattr("outbox.store.connection.time.sleep", pauses_s.append)
+    assert all(box._wait_turn(tries) for tries in range(1_000))
+    assert 0 < min(pauses_s) <= max(pauses_s) < 0.01
 
 
 def test_a_file_that_another_producer_made_first_is_taken_as_it_is(box, monkeypatch):
