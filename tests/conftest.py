@@ -2,5 +2,5 @@
 
 import signal
 
-# A job in the background of a shell begins with Ctrl-C ignored, and so would every process that a test starts.
+# A job in the background of a shell begins with Ctrl-C ignored, and so would what a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
