@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "outbox.cli.import_events",
         "take in an export, another outbox, events as JSON lines, or a seed runner's file",
     ),
+    "mcp": ("outbox.cli.mcp", "stand between an agent's MCP client and the relay, on stdin and stdout"),
     "relay": ("outbox.cli.relay", "run the reference relay, on a file of its own"),
     "demo": (
         "outbox.cli.demo",

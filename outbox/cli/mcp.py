@@ -1,0 +1,138 @@
+"""`outbox mcp`: the MCP proxy on stdin and stdout, for one agent. What it does is capture/mcp_proxy.py's."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from outbox.api.explain import explain
+from outbox.api.report import opened
+from outbox.capture.mcp_http import endpoint_of
+from outbox.capture.mcp_memory import Memory
+from outbox.capture.mcp_proxy import Proxy, Told
+from outbox.capture.mcp_queue import CallQueue
+from outbox.capture.mcp_relay import Way
+from outbox.capture.mcp_rules import Rules
+from outbox.cli.output import clean, say
+from outbox.cli.where import checked_agent, now_ms, settings_of, state_of
+from outbox.daemon.compose import relay_client, token_source
+from outbox.errors import UsageError
+from outbox.json_text import split_lines
+from outbox.setting_keys import Settings
+from outbox.store.directory import StateDirectory
+from outbox.store.inspect import read_status
+from outbox.store.place import running_daemon
+from outbox.store.relay_state import read_facts
+from relay_client import Capabilities, TokenSource, TokenUnavailable, read_spec
+
+EXAMPLE = """\
+outbox mcp --agent builder
+outbox mcp --agent builder --buffer note_add --buffer 'log_*'"""
+
+_AGENT_VARIABLE = "OUTBOX_AGENT"
+_STDIN, _STDOUT = 0, 1
+_READ_BYTES = 64 * 1024
+_ENVELOPE_BYTES = 1024 * 1024  # what may stand beside a call's arguments on its line
+_SPEC_TIMEOUT_MS = 5_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whose calls, and which of them may wait."""
+    parser.add_argument("--agent", metavar="A", help=f"whose calls (default: ${_AGENT_VARIABLE})")
+    parser.add_argument(
+        "--buffer",
+        metavar="TOOL",
+        action="append",
+        default=[],
+        help="a tool, or a pattern such as 'log_*', whose calls may wait in the outbox; beside mcp.buffer",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the client until its end of input; 0."""
+    agent = os.environ.get(_AGENT_VARIABLE) if args.agent is None else args.agent
+    if not agent:
+        raise UsageError(
+            f"Whose calls? Nothing was started. Name the agent with --agent, or in ${_AGENT_VARIABLE}."
+        )
+    checked_agent(agent)
+    settings = settings_of(args)
+    state = state_of(settings).create(allow_network_fs=settings.daemon.allow_network_fs)
+    tokens = token_source(settings)
+    way = Way(
+        endpoint_of(settings),
+        agent,
+        tokens,
+        idempotency_header=settings.relay.idempotency_header,
+        silence_s=settings.mcp.timeout_s,
+        max_retry_after_ms=round(settings.relay.max_retry_after_s * 1_000),
+    )
+    rules = Rules(
+        (*settings.mcp.buffer, *args.buffer), settings.mcp.idempotent, frozenset(settings.mcp.safe_to_repeat)
+    )
+    calls = CallQueue(state, agent, allow_network_fs=settings.daemon.allow_network_fs)
+    proxy = Proxy(
+        way=way,
+        memory=Memory(state, way.endpoint.url),
+        calls=calls,
+        rules=rules,
+        told=_told(settings, state, agent, tokens),
+        write=_Output().write,
+    )
+    proxy.serve(_lines(settings.events.max_payload_bytes + _ENVELOPE_BYTES))
+    calls.close()
+    return 0
+
+
+def _told(settings: Settings, state: StateDirectory, agent: str, tokens: TokenSource) -> Told:
+    client = relay_client(settings)
+
+    def why() -> list[str]:
+        path = state.outbox_path(agent)
+        if not os.path.lexists(path):
+            return [f"{agent}: nothing waits, and nothing was ever queued."]
+        with opened(state, path) as box:
+            status = read_status(box)
+        found = explain(
+            status,
+            read_facts(state.relay_state),
+            daemon_running=running_daemon(state) is not None,
+            now_ms=now_ms(),
+            paths=settings.kind_paths(),
+            max_attempts=settings.delivery.max_attempts,
+        )
+        return [clean(line) for line in found.lines]
+
+    def capabilities() -> Capabilities | None:
+        try:
+            return read_spec(client.spec(token=tokens.token(), timeout_ms=_SPEC_TIMEOUT_MS))
+        except TokenUnavailable:
+            return None
+
+    return Told(why, capabilities, lambda line: say(clean(line), to=sys.stderr))
+
+
+class _Output:
+    """stdout: one message a line, whole, from whichever thread. A client that is gone is no error."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+
+    def write(self, text: str) -> None:
+        """Write one message."""
+        rest = memoryview(text.encode("utf-8", "surrogatepass") + b"\n")
+        with self._mutex:
+            try:
+                while rest:
+                    rest = rest[os.write(_STDOUT, rest) :]
+            except BrokenPipeError:
+                return
+
+
+def _lines(most_bytes: int) -> Iterator[bytes | UsageError]:
+    """The client's lines, until its end of input."""
+    chunks = iter(lambda: os.read(_STDIN, _READ_BYTES), b"")
+    yield from (line for _, line in split_lines(chunks, most_bytes))
