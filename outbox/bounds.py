@@ -1,4 +1,6 @@
-"""How much one agent's outbox may hold: the value only. Who is dropped or refused is decided in policy.py.
+"""How much one agent's outbox may hold, and whether one more event goes in.
+
+Who makes way for one that does not is decided in policy.py.
 
 Standard library only: every producer reads it from the outbox file.
 """
@@ -6,8 +8,7 @@ Standard library only: every producer reads it from the outbox file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 _MIB = 1024 * 1024
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -16,8 +17,7 @@ DROP_OLDEST = "drop-oldest"
 REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """The bounds of one agent's outbox; `max_age_ms` is None when nothing grows too old.
 
     `min_free_disk_bytes` is the host's: with less free disk nothing more is accepted; 0 means: never look.
@@ -34,7 +34,7 @@ class Bounds:
 
     def to_json(self) -> dict[str, Any]:
         """The bounds as they stand among the rules of an outbox file."""
-        return {_camel(field.name): getattr(self, field.name) for field in fields(self)}
+        return {_camel(name): value for name, value in self._asdict().items()}
 
     @classmethod
     def from_json(cls, rules: Mapping[str, Any]) -> Bounds:
@@ -42,8 +42,13 @@ class Bounds:
 
         Another release may have written them: unknown names are passed over, missing ones have their default.
         """
-        names = {_camel(field.name): field.name for field in fields(cls)}
+        names = {_camel(name): name for name in cls._fields}
         return cls(**{names[name]: value for name, value in rules.items() if name in names})
+
+
+def fits(events: int, held_bytes: int, size_bytes: int, bounds: Bounds) -> bool:
+    """Whether one more event of `size_bytes` goes in beside what is there, as things are."""
+    return events < bounds.max_events and held_bytes + size_bytes <= bounds.max_bytes
 
 
 def _camel(name: str) -> str:

@@ -6,9 +6,9 @@ No I/O, no clock, no randomness in here: the moment and the key are arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from outbox.errors import UsageError
@@ -69,8 +69,7 @@ _FIELDS: Mapping[str, str] = {
 _PULL_FIELDS = frozenset(("lane", "notBefore", "priority"))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What a producer checks before it accepts; stands in the outbox file itself."""
 
     max_payload_bytes: int = 8 * 1024 * 1024
@@ -80,8 +79,7 @@ class Limits:
     key_scope: str = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """An event as a producer gave it: checked, not yet accepted. `payload_text` is the payload's own JSON."""
 
     kind: str
@@ -96,8 +94,7 @@ class Draft:
     tracestate: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """An event in the form in which it is stored and sent; nothing in it changes any more.
 
     `key` is the producer's; with `scoped` the relay sees it behind the agent's hash (`wire_text.wire_key`).
@@ -119,7 +116,7 @@ class Accepted:
     correlation: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
-    notes: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, int] = MappingProxyType({})
     key_given: bool = True
     replayed_from: int | None = None
 

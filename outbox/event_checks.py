@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from outbox.errors import UsageError
-from outbox.gap import GAP_KIND
 from outbox.json_text import deeper_than, dump, elements, last_values, may_name, plain_value, text_value
 from outbox.printable import quoted
 from outbox.wire_text import ARCHIVE_BYTES, KEY, QUOTED_NAMES, TIME
@@ -34,6 +33,8 @@ _is_tracestate = re.compile(r"[\x20-\x7e]{1,512}").fullmatch
 
 def check_kind(kind: object, known: Collection[str]) -> str:
     """A kind of the contract or of the configuration; raises UsageError with the nearest otherwise."""
+    from outbox.gap import GAP_KIND  # noqa: PLC0415 - for kinds of the configuration; the usual ones pass before
+
     if isinstance(kind, str) and kind in known and kind != GAP_KIND:
         return _exact(kind)
     if kind is None:

@@ -10,10 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
 
 from outbox.bounds import Bounds
@@ -25,17 +24,18 @@ from outbox.store.create import create_outbox
 from outbox.store.directory import StateDirectory
 from outbox.store.enqueue import Receipt, enqueue
 from outbox.store.file import OutboxFile, open_outbox
-from outbox.store.inspect import OutboxStatus, read_status, read_waiting
 from outbox.store.rules import decode_rules
 from outbox.store.wake import Waker
+
+if TYPE_CHECKING:
+    from outbox.store.inspect import OutboxStatus
 
 _MOST_REPLACEMENTS = 10
 _BODY_LIMIT_VARIABLE = "AGENT_RELAY_MESSAGE_BODY_MAX_CHARS"
 _MOST_DIGITS = 18
 
 
-@dataclass(frozen=True, slots=True)
-class FlushResult:
+class FlushResult(NamedTuple):
     """What a flush did: events delivered, left on disk, and turned into dead letters by it.
 
     `in_the_way` names for each agent with something left what stands in its way.
@@ -172,10 +172,14 @@ class Outbox:
     @property
     def depth(self) -> int:
         """How many events wait or are in flight."""
+        from outbox.store.inspect import read_waiting  # noqa: PLC0415 - what only adds does not load it
+
         return read_waiting(self._current())
 
     def status(self) -> OutboxStatus:
         """What the file says of this outbox, now."""
+        from outbox.store.inspect import read_status  # noqa: PLC0415 - as above
+
         return read_status(self._current())
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class State(enum.StrEnum):
@@ -85,8 +85,7 @@ class Reason(enum.StrEnum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """What went wrong at one send, as it is kept in an event's history."""
 
     at_ms: int
@@ -98,8 +97,7 @@ class Trouble:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """The relay has it. `result` is the JSON text of an MCP result."""
 
     seq: int
@@ -107,8 +105,7 @@ class Ack:
     tool_error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """It waits again. `sent` says whether a send is counted, `attempts` how many attempts it now has."""
 
     seq: int
@@ -118,8 +115,7 @@ class Release:
     progress: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Bury:
+class Bury(NamedTuple):
     """It becomes a dead letter. `sent` says whether a send is counted."""
 
     seq: int
@@ -133,8 +129,7 @@ class Bury:
 Settlement = Ack | Release | Bury
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(NamedTuple):
     """Why the head of an outbox waits, as `status` and `why` tell it. Times are epoch milliseconds."""
 
     reason: str

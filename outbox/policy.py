@@ -9,7 +9,7 @@ import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from outbox.bounds import REFUSE, Bounds
+from outbox.bounds import REFUSE, Bounds, fits
 from outbox.outcome import Reason
 
 MINUTE_MS = 60_000
@@ -60,11 +60,6 @@ def room_for(fill: Fill, size_bytes: int, bounds: Bounds, *, in_flight: Fill = _
     if bounds.overflow == REFUSE or not fits(in_flight.events, in_flight.size_bytes, size_bytes, bounds):
         return Room.REFUSED
     return Room.BY_DROPPING
-
-
-def fits(events: int, held_bytes: int, size_bytes: int, bounds: Bounds) -> bool:
-    """Whether one more event of `size_bytes` goes in beside what is there, as things are."""
-    return events < bounds.max_events and held_bytes + size_bytes <= bounds.max_bytes
 
 
 def expiry_horizon_ms(bounds: Bounds, now_ms: int, quiet_until_ms: int) -> int | None:

@@ -7,7 +7,6 @@ the payload it is left out of the line and made again, else it stands beside it.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ def _stamped_again(record: Record, agent: str, payload: str) -> Accepted:
     kind = "session-message" if record.is_gap else event.kind
     text, shape, tool, _ = make_wire(kind, payload, Stamp(event.occurred_at_ms, scope + event.key, scope))
     shape = "gap" if record.is_gap else shape
-    return dataclasses.replace(event, wire_payload=text.encode(), shape=shape, tool=tool)
+    return event._replace(wire_payload=text.encode(), shape=shape, tool=tool)
 
 
 def _bookkeeping(event: Accepted) -> dict[str, str]:
@@ -204,7 +203,7 @@ def read_record(line: Line, limits: Limits) -> Record | Remembered:
     tries = _read_tries(fields)
     letter = _read_letter(fields) if line.type == "dead" else None
     if letter is not None and letter.reason == Reason.UNKNOWN_KIND:  # it waits for a release that knows it
-        limits = dataclasses.replace(limits, custom_kinds=(*limits.custom_kinds, _kind(fields)))
+        limits = limits._replace(custom_kinds=(*limits.custom_kinds, _kind(fields)))
     if letter is not None and letter.reason == Reason.DAMAGED:
         event = _read_damaged(fields)
     elif line.type == "gap":
@@ -225,14 +224,14 @@ def _read_event(agent: str, fields: dict[str, str], limits: Limits) -> Accepted:
     if fields.get(KEY, "null") == "null" or fields.get(TIME, "null") == "null":
         raise UsageError(f"{KEY} and {TIME} belong to every event of an export")
     draft = parse_event(joined(fields), limits)
-    own = dataclasses.replace(limits, message_body_max_chars=None, key_scope="agent" if scoped else "none")
+    own = limits._replace(message_body_max_chars=None, key_scope="agent" if scoped else "none")
     event = accept(draft, limits=own, agent=agent, now_ms=0, new_key="")
     if wire is not None:
         text = text_value(wire) or ""
         _check_wire(event, agent, draft.payload_text, text)
-        event = dataclasses.replace(event, wire_payload=text.encode())
-    return dataclasses.replace(
-        event, digest=digest or event.digest, notes={**event.notes, **notes}, replayed_from=replayed_from
+        event = event._replace(wire_payload=text.encode())
+    return event._replace(
+        digest=digest or event.digest, notes={**event.notes, **notes}, replayed_from=replayed_from
     )
 
 

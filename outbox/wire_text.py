@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
@@ -82,8 +81,7 @@ def message_keys(messages: Sequence[bytes]) -> list[str]:
     return [text_value(last_values(message.decode())[KEY]) or "" for message in messages]
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveParts:
+class ArchiveParts(NamedTuple):
     """A continuation archive, cut into the chunks in which it travels.
 
     `head` holds the members that every chunk repeats, `generation` is the producer's own; both are JSON text.

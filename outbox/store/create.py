@@ -6,14 +6,13 @@ import contextlib
 import errno
 import os
 import time
-import uuid
 from pathlib import Path
 
 import apsw
 
 from outbox.bounds import Bounds
 from outbox.errors import StoreBusy, StoreError, StoreFull
-from outbox.event import Limits
+from outbox.event import Limits, uuid7
 from outbox.store import schema, statements
 from outbox.store.aside import is_being_replaced
 from outbox.store.directory import StateDirectory, put_aside, sync_folder
@@ -35,7 +34,7 @@ def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bou
     path = state.outbox_path(agent)
     if os.path.lexists(path) or is_being_replaced(path):
         return path
-    stream = str(uuid.uuid4())
+    stream = uuid7(now_ms, os.urandom(10))
     draft = state.agents / f".new-{stream}.sqlite"
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,7 +135,7 @@ def _replay(box: OutboxFile, seq: int, now_ms: int) -> int:
 
 def _to_the_tail(box: OutboxFile, letter: Record, event: Accepted, progress: str | None, now_ms: int) -> int:
     move(State.DEAD, Act.REPLAY)
-    event = dataclasses.replace(event, replayed_from=letter.seq)
+    event = event._replace(replayed_from=letter.seq)
     wire = event.wire_payload
     new_seq: int = box.one(sql.COUNT_REPLAYED, len(wire), len(letter.event.wire_payload))[0]
     box.run(sql.DELETE_DEAD, letter.seq)

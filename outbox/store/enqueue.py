@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from outbox.bounds import Bounds
+from outbox.bounds import Bounds, fits
 from outbox.errors import OutboxError, StoreFull, UsageError
 from outbox.event import Accepted, row_checksum
 from outbox.json_text import dump, quoted
 from outbox.outcome import Act, State, move
-from outbox.policy import Fill, Room, fits, room_for
 from outbox.store import statements as sql
-from outbox.store.dropping import drop_dead, drop_waiting
 from outbox.store.file import OutboxFile
-from outbox.store.receipts import remember
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What a producer gets once its event is on disk.
 
     `state` is "waiting", or for a duplicate where the first one is by now: waiting, in_flight, delivered,
@@ -35,7 +29,7 @@ class Receipt:
     state: str
 
 
-class _Book:
+class Book:
     """The counters of the outbox, kept up to date through one call; `added` is written when it ends."""
 
     __slots__ = (
@@ -88,25 +82,27 @@ def enqueue(box: OutboxFile, events: Sequence[Accepted], *, now_ms: int) -> list
     with box.transaction(durable=True):
         row = box.ask(sql.READ_FOR_ENQUEUE)
         box.learn_rules(row[0])
-        book = _Book(row)
+        book = Book(row)
         results = [_take(box, book, event, now_ms) for event in events]
         if book.added:
             box.run(sql.COUNT_ACCEPTED, book.last_seq, book.added, book.added_bytes, book.added)
     return [_as_it_is_now(result, book) for result in results] if book.gone else results
 
 
-def _as_it_is_now(result: Receipt | OutboxError, book: _Book) -> Receipt | OutboxError:
+def _as_it_is_now(result: Receipt | OutboxError, book: Book) -> Receipt | OutboxError:
     if isinstance(result, Receipt) and result.seq in book.gone:
-        return dataclasses.replace(result, state=str(book.gone[result.seq]))
+        return result._replace(state=str(book.gone[result.seq]))
     return result
 
 
-def _take(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> Receipt | OutboxError:
+def _take(box: OutboxFile, book: Book, event: Accepted, now_ms: int) -> Receipt | OutboxError:
     if event.key_given and (first := known(box, event, book.claimed_through)):
         return first
     wire = event.wire_payload
     if event.dedupe_key is not None or not book.fits(len(wire), box.bounds):
-        refusal = _clear_the_way(box, book, event, now_ms)
+        from outbox.store.making_room import make_room  # noqa: PLC0415 - seldom needed, and every hook pays
+
+        refusal = make_room(box, book, event, now_ms)
         if refusal is not None:
             return refusal
     seq = book.take(len(wire))
@@ -172,75 +168,6 @@ def known(box: OutboxFile, event: Accepted, claimed_through: int) -> Receipt | U
             code="key_reused",
         )
     return Receipt(seq, event.key, duplicate=True, state=str(state))
-
-
-# Bounds -----------------------------------------------------------------------------------------------------
-
-
-def _clear_the_way(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> StoreFull | None:
-    """Remove what the event replaces and what has to make room for it; a refused event removes nothing."""
-    replaced = []
-    if event.dedupe_key is not None:
-        replaced = box.rows(sql.FIND_COALESCED, event.dedupe_key, book.claimed_through)
-    size = len(event.wire_payload)
-    fill = Fill(
-        book.waiting - len(replaced),
-        book.waiting_bytes - sum(row[4] for row in replaced),
-        book.dead,
-        book.dead_bytes,
-    )
-    room = room_for(fill, size, box.bounds)
-    if room is not Room.THERE:
-        room = room_for(fill, size, box.bounds, in_flight=_in_flight(box, book))
-    if room is Room.REFUSED:
-        box.run(sql.ADD_TOTAL, "refused:full", 1)
-        return _full(box, book, size)
-    _coalesce(box, book, replaced, now_ms)
-    if room is Room.BY_DROPPING:
-        _make_room(box, book, event, now_ms)
-    return None
-
-
-def _in_flight(box: OutboxFile, book: _Book) -> Fill:
-    events, size_bytes = 0, 0
-    if book.claimed_through:
-        events, size_bytes = box.one(sql.IN_FLIGHT_FILL, book.claimed_through)
-    return Fill(events, size_bytes, 0, 0)
-
-
-def _coalesce(box: OutboxFile, book: _Book, replaced: list[tuple[Any, ...]], now_ms: int) -> None:
-    for seq, kind, key, digest, size in replaced:
-        state = move(State.WAITING, Act.COALESCE)
-        remember(box, [(key, seq, kind, digest, str(state), now_ms, None)])
-        box.run(sql.DELETE_EVENT, seq)
-        box.run(sql.DELETE_TRIES, seq)
-        box.run(sql.COUNT_SETTLED, 1, size, 0)
-        box.run(sql.ADD_TOTAL, "coalesced", 1)
-        book.lose(seq, size, state)
-
-
-def _make_room(box: OutboxFile, book: _Book, event: Accepted, now_ms: int) -> None:
-    """Drop the oldest dead letters, then the oldest waiting events, until the event fits."""
-    while not book.fits(len(event.wire_payload), box.bounds):
-        full = book.waiting + book.dead >= box.bounds.max_events
-        reason = "max_events" if full else "max_bytes"
-        if book.dead:
-            freed = drop_dead(box, 1, reason, now_ms)
-            book.dead, book.dead_bytes = book.dead - 1, book.dead_bytes - freed
-            continue
-        dropped = drop_waiting(box, book.claimed_through, book.open_gap_seq, reason, now_ms)
-        if dropped is None:
-            return  # the counters were wrong: better one event too many than none ever again
-        book.lose(dropped.seq, dropped.size_bytes, State.DROPPED)
-        book.open_gap_seq = dropped.gap_seq
-
-
-def _full(box: OutboxFile, book: _Book, size: int) -> StoreFull:
-    return StoreFull(
-        f"The outbox of {box.agent!r} is full ({book.waiting:,} events and {book.dead:,} dead letters, "
-        f"{book.waiting_bytes + book.dead_bytes:,} bytes; this event has {size:,}). Not taken; what waits is "
-        "kept. Raise bounds.max_events or bounds.max_bytes, or let it drain: outbox status"
-    )
 
 
 def require_free_disk(box: OutboxFile) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -90,7 +89,7 @@ class OutboxFile(Connection):
     def override_body_limit(self, max_chars: int) -> None:
         """Cut message bodies at this length (0: never) whatever the rules say, for this producer."""
         self._body_limit = max_chars
-        self.limits = dataclasses.replace(self.limits, message_body_max_chars=max_chars or None)
+        self.limits = self.limits._replace(message_body_max_chars=max_chars or None)
 
     def set_rules(self, limits: Limits, bounds: Bounds) -> None:
         """Write the rules that producers follow; nothing happens when they stand there already."""

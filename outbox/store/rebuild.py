@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +86,7 @@ def rebuild(
     Events keep seq, key, times and wire text; an unsafe one that was in flight, or may have been, has an
     unknown outcome. Every counter agrees with its rows. Nothing is flushed.
     """
-    stream = str(uuid.uuid4())
+    stream = uuid7(now_ms, os.urandom(10))
     old = believed(wreck.own_row(), wreck.last_seq())
     make_file(draft, agent, stream, old.rules if old else rules, now_ms)
     db = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)

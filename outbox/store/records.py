@@ -150,7 +150,7 @@ def _as_it_may_go(record: Record, *, unsafe: bool) -> Record:
 
 def _damaged(record: Record) -> Record:
     """What is left of a row that is not what was stored: its numbers may be anything."""
-    event = dataclasses.replace(record.event, occurred_at_ms=max(0, record.event.occurred_at_ms))
+    event = record.event._replace(occurred_at_ms=max(0, record.event.occurred_at_ms))
     at_ms = max(0, record.accepted_at_ms)
     found = Letter(str(Reason.DAMAGED), at_ms, detail="the stored text does not match its checksum")
     letter = record.letter or found
@@ -164,7 +164,7 @@ def _frozen(record: Record, agent: str) -> Record:
     event = record.event
     message = decode_gap(event.wire_payload).message(agent)
     text = make_wire("session-message", message, Stamp(event.occurred_at_ms, event.key)).text.encode()
-    return dataclasses.replace(record, event=dataclasses.replace(event, wire_payload=text))
+    return dataclasses.replace(record, event=event._replace(wire_payload=text))
 
 
 def _waiting(stream: str, raw: tuple[Any, ...]) -> Record:

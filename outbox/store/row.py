@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +111,7 @@ def longer_history(history: str, trouble: Trouble | None) -> str:
     """The history with one more trouble; the oldest go beyond twenty."""
     if trouble is None:
         return history
-    fields = dataclasses.asdict(trouble)
+    fields = trouble._asdict()
     fields.pop("excerpt")
     entry = {name: value for name, value in fields.items() if value not in (None, "")}
     entries = [*read_history(history), entry]

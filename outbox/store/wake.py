@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
 
 _LONGEST_NAME_BYTES = 100  # sockaddr_un has room for 108
 
@@ -29,6 +32,8 @@ class Waker:
 
     def wake(self, file_name: str) -> bool:
         """Tell a daemon, if one listens; True when the datagram was handed over."""
+        if self._socket is None and not os.path.lexists(self._address):
+            return False  # nobody listens, and a hook is spared the import
         try:
             sender = self._socket or self._opened()
             if len(self._address) <= _LONGEST_NAME_BYTES:
@@ -46,6 +51,8 @@ class Waker:
             if self._closed:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             if self._socket is None:
+                import socket  # noqa: PLC0415 - a producer without a daemon does not need it
+
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             return self._socket
 
@@ -73,6 +80,8 @@ def wake_daemon(socket_path: Path, file_name: str) -> bool:
 
 def bind_wake_socket(socket_path: Path) -> socket.socket:
     """The daemon's end, mode 0600; a leftover of a dead daemon is replaced."""
+    import socket  # noqa: PLC0415 - as above
+
     socket_path.unlink(missing_ok=True)
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:

@@ -322,8 +322,9 @@ def test_threads_that_give_the_first_hint_together_open_one_socket(tmp_path, mon
         made.append(real(*args))
         return made[-1]
 
+    (tmp_path / "wake.sock").touch()
     waker = Waker(tmp_path / "wake.sock")
-    monkeypatch.setattr("outbox.store.wake.socket.socket", counted)
+    monkeypatch.setattr("socket.socket", counted)
     threads = [threading.Thread(target=lambda: (together.wait(10), waker.wake("a"))) for _ in range(4)]
     for thread in threads:
         thread.start()

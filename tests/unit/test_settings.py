@@ -138,7 +138,7 @@ def test_every_key_has_a_variable(name):
     key = KEYS[name]
     assert load({}, environ={key.variable: " "}).origins == {}
     value = key.type.write(key.default).strip('"[]') or "some-name"
-    if name in {"relay.url", "notify.url"}:
+    if name in {"relay.url", "notify.url", "relay.oauth.token_url"}:
         value = "http://some-name"
     layers = environment_layers({key.variable: value})
     assert resolve(layers, environ={}).settings.origins == {name: key.variable}
@@ -299,8 +299,8 @@ def test_bounds_and_limits_follow_the_settings():
         "relay.key_scope": "agent",
     }
     settings = load(overrides, environ={})
-    assert settings.bounds() == replace(
-        Bounds(), max_age_ms=172_800_000, receipt_window_ms=1500, overflow="refuse"
+    assert settings.bounds() == Bounds(
+        max_age_ms=172_800_000, receipt_window_ms=1500, overflow="refuse"
     )
     assert settings.limits() == Limits(max_payload_bytes=1024, key_scope="agent")
 
