@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,9 +69,10 @@ class Served(Protocol):
 class LocalServer:
     """Serves the daemon's local HTTP on a Unix socket that only its user may open."""
 
-    def __init__(self, daemon: Served, path: Path) -> None:
-        """Nothing is bound yet."""
+    def __init__(self, daemon: Served, path: Path, handed: Sequence[socket.socket] = ()) -> None:
+        """Nothing is bound yet. Sockets `handed` to us listen already; their names are not ours to remove."""
         self._path = path
+        self._handed = list(handed)
         config = uvicorn.Config(
             local_app(daemon),
             lifespan="off",
@@ -84,22 +85,22 @@ class LocalServer:
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="local-socket", daemon=True)
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
 
     def start(self) -> None:
         """Bind (0600, before anybody can connect) and serve; raises ConfigError as `bind_private`."""
-        self._socket = bind_private(self._path)
+        self._sockets = self._handed or [bind_private(self._path)]
         self._thread.start()
 
     def _run(self) -> None:
-        assert self._socket is not None  # noqa: S101 - start bound it
         with contextlib.suppress(SystemExit):
             # outside the main thread uvicorn leaves the signals alone: they are the daemon's business
-            asyncio.run(self._server.serve([self._socket]))
+            asyncio.run(self._server.serve(self._sockets))
 
     def stop(self) -> None:
-        """End, and remove the socket's name."""
-        self._path.unlink(missing_ok=True)
+        """End, and remove the name of a socket of our own."""
+        if not self._handed:
+            self._path.unlink(missing_ok=True)
         self._server.should_exit = True
         self._thread.join(3)
 

@@ -24,7 +24,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM; 0, or 6 when another daemon is there."""
     from outbox import __version__  # noqa: PLC0415 - the daemon's weight is for the daemon
     from outbox.cli.seeds import seed_advice, seeds_found  # noqa: PLC0415
+    from outbox.daemon.activation import take_sockets  # noqa: PLC0415
     from outbox.daemon.logs import configure, log_line, register_secret  # noqa: PLC0415
+    from outbox.daemon.sd_notify import take_link  # noqa: PLC0415
     from outbox.daemon.supervisor import Daemon  # noqa: PLC0415
     from outbox.setting_keys import Settings  # noqa: PLC0415
     from outbox.settings import load  # noqa: PLC0415
@@ -45,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
         register_secret(settings.relay.token)
         return settings
 
+    link, sockets = take_link(os.environ, os.getpid()), take_sockets(os.environ, os.getpid())
     settings = read()
     state = StateDirectory(state_dir(settings, os.environ))
     state.create(allow_network_fs=settings.daemon.allow_network_fs)
     for path in seeds_found(os.environ):
         log_line("seed_outbox", {"level": "warning", "file": str(path), "detail": seed_advice(path)})
-    return Daemon(settings, state, read, __version__, log_line).run()
+    return Daemon(settings, state, read, __version__, log_line, link=link, sockets=sockets).run()

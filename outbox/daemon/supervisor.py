@@ -19,16 +19,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from outbox.daemon.activation import path_of
 from outbox.daemon.compose import build_engine, relay_client
 from outbox.daemon.flush import Flush, dismiss, report_to_json, waiting
+from outbox.daemon.heartbeat import Heartbeat
 from outbox.daemon.logs import register_secret
 from outbox.daemon.notify import Notifier
 from outbox.daemon.retire import Retirement
+from outbox.daemon.sd_notify import ServiceLink
 from outbox.daemon.watch import FileWatch
 from outbox.delivery.engine import Engine
 from outbox.delivery.shared import Log
 from outbox.errors import OutboxError, StoreClosed, StoreDamaged, StoreError, UsageError
 from outbox.event import Draft, Limits, accept, check_agent, uuid7
+from outbox.measures import count
 from outbox.policy import HOUR_MS, expiry_horizon_ms
 from outbox.setting_keys import Settings, describe_changes
 from outbox.store.create import create_outbox
@@ -61,13 +65,22 @@ class Daemon:
         reload: Callable[[], Settings],
         version: str,
         log: Log,
+        *,
+        link: ServiceLink = ServiceLink(),  # noqa: B008 - frozen, and means that nobody listens
+        sockets: Sequence[socket.socket] = (),
     ) -> None:
-        """Nothing is started yet; `reload` reads the configuration anew."""
+        """Nothing is started yet; `reload` reads the configuration anew.
+
+        `link` leads to systemd. `sockets` listen already, and are served in place of one of our own.
+        """
         self.settings = settings
         self.state = state
         self.version = version
         self.log = log
-        self.socket_path = Path(settings.daemon.socket) if settings.daemon.socket else default_socket(state)
+        configured = Path(settings.daemon.socket) if settings.daemon.socket else default_socket(state)
+        self.socket_path = path_of(sockets[0]) if sockets else configured
+        self._sockets = list(sockets)
+        self._heart = Heartbeat(link, log)
         self.engine: Engine  # there while `run` runs
         self._reload = reload
         self._asked_to_stop: list[str] = []  # by whom; the second time ends the waiting
@@ -129,7 +142,7 @@ class Daemon:
     def _serve(self, wake: socket.socket, kicked: socket.socket) -> None:
         from outbox.api.server import LocalServer  # noqa: PLC0415 - starlette only where it is served
 
-        server = LocalServer(self, self.socket_path)
+        server = LocalServer(self, self.socket_path, self._sockets)
         server.start()
         try:
             self._start_engine()
@@ -143,7 +156,9 @@ class Daemon:
                     "agents": len(self._watch.paths),
                 },
             )
+            self._heart.ready(self._state_in_words())
             self._listen(wake, kicked)
+            self._heart.stopping(self.settings.daemon.flush_timeout_s)
             flush = self._last_flush()
         finally:
             self._flushed.set()
@@ -169,12 +184,16 @@ class Daemon:
             selector.register(kicked, selectors.EVENT_READ)
             next_scan = next_care = 0.0
             while not self._asked_to_stop:
-                selector.select(max(0.0, min(next_scan, next_care) - time.monotonic()))
+                sleeps_until = min(next_scan, next_care, self._heart.next_s)
+                selector.select(max(0.0, sleeps_until - time.monotonic()))
                 _received(kicked)
                 self._wake_those_named(_received(wake))
                 if self._asked_to_reload.is_set():
                     self._asked_to_reload.clear()
+                    self._heart.reloading()
                     self._reload_settings()
+                    self._heart.ready(self._state_in_words())
+                self._heart.beat(self.engine, self.settings, self._state_in_words)
                 now = time.monotonic()
                 if now >= next_scan:
                     next_scan = now + self.settings.daemon.poll_interval_s
@@ -183,6 +202,14 @@ class Daemon:
                     next_care = now + _HOUSEKEEPING_S
                     self._keep_house()
         self.log("stopping", {"asked_by": self._asked_to_stop[0]})
+
+    def _state_in_words(self) -> str:
+        """The line for `systemctl status`."""
+        relay, agents = self.engine.delivery.gate.relay, len(self._watch.paths)
+        where = f"{self.settings.require_relay_url()}, {count(agents, 'agent')}"
+        if not relay.reason:
+            return f"delivers to {where}"
+        return f"waits for the relay ({relay.reason}: {relay.detail}): {where}; events stay on disk"
 
     def _wake_those_named(self, hints: set[bytes]) -> None:
         for hint in hints:
@@ -291,11 +318,13 @@ class Daemon:
         return flush
 
     def _is_second_time(self) -> bool:
+        self._heart.beat_in_flush(self.engine, self.settings)
         return len(self._asked_to_stop) > 1
 
     def _tell_the_end(self, flush: Flush) -> None:
         report = flush.report()
         left = waiting(self.state, self._watch.paths)
+        self._heart.ended(f"stopped: {sum(left.values())} left on disk")
         self.log(
             "stopped",
             {

@@ -23,6 +23,7 @@ _FILE_TROUBLE_MS = 1_000
 _FAULT_MS = 10_000
 _LEFT_ALONE_MS = 600_000  # a wake-up comes before
 _LONGEST_WAIT_S = 60.0
+_LOCK_WITHIN_S = 5.0  # it is never held for longer than a few steps take
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class _Seat:
 
     pump: Pump
     running: bool = False
+    since_ms: int | None = None  # when its turn began; None for a turn that may take as long as it takes
     woken: bool = False
     ready: bool = False
     due_ms: int | None = None
@@ -120,6 +122,7 @@ class Engine:
     def _take(self) -> _Seat:
         seat = self._ready.popleft()
         seat.ready, seat.running, seat.woken = False, True, False
+        seat.since_ms = self.delivery.clock.monotonic_ms()
         return seat
 
     def _collect(self) -> None:
@@ -187,6 +190,7 @@ class Engine:
 
     def _mend(self, seat: _Seat, error: StoreError) -> Turn:
         """Have the file set aside and go on with the new one; what cannot be mended is told of once."""
+        seat.since_ms = None  # a large file takes its time
         try:
             self.delivery.files.mend(seat.pump.path, seat.pump.agent or None)
         except StoreBusy:
@@ -266,6 +270,24 @@ class Engine:
             self._run(seat)
 
     # Looking -----------------------------------------------------------------------------------------------
+
+    def stuck(self, longest_turn_ms: int) -> str:
+        """Why the engine does not go on by itself any more; "" while it does.
+
+        Its lock is not let go, a worker thread has ended, or a turn takes longer than a turn can.
+        """
+        if not self._cond.acquire(timeout=_LOCK_WITHIN_S):
+            return "the lock of the scheduler is not let go"
+        try:
+            if not self._stopped and any(not thread.is_alive() for thread in self._threads):
+                return "a worker thread has ended"
+            latest_ms = self.delivery.clock.monotonic_ms() - longest_turn_ms
+            for seat in self._seats.values():
+                if seat.running and seat.since_ms is not None and seat.since_ms < latest_ms:
+                    return f"a turn of agent {seat.pump.agent!r} does not end"
+            return ""
+        finally:
+            self._cond.release()
 
     def rests(self, path: Path, until_ms: int) -> bool:
         """Whether this pump has nothing that it could send before the monotonic moment `until_ms`."""
