@@ -19,15 +19,18 @@ from outbox.gap import GAP_KIND
 from outbox.printable import MASK
 from outbox.setting_types import (
     Choice,
+    EndpointUrl,
     FilePath,
     Flag,
     Names,
     RelayPath,
     RelayUrl,
     Seconds,
+    SecretFile,
     SecretUrl,
     SettingType,
     Size,
+    Text,
     Token,
     Whole,
     Words,
@@ -50,7 +53,9 @@ class RelaySettings:
 
     url: str | None = _key(None, RelayUrl())
     token: str | None = _key(None, Token())
-    token_file: str | None = _key(None, FilePath())
+    token_file: str | None = _key(None, SecretFile())
+    token_command: tuple[str, ...] = _key((), Words())
+    token_command_timeout_s: float = _key(30.0, Seconds(0.1, _HOUR_S))
     trust_env: bool = _key(default=True, of=Flag())
     ca_file: str | None = _key(None, FilePath())
     client_cert: str | None = _key(None, FilePath())
@@ -74,6 +79,27 @@ class RelayPaths:
     mcp: str = _key(BUILT_IN_KINDS["mcp-tool-call"], RelayPath())
     health: str = _key("/api/health", RelayPath())
     spec: str = _key("/api/spec", RelayPath())
+
+
+@dataclass(frozen=True, slots=True)
+class OAuthSettings:
+    """`[relay.oauth]`: a token endpoint, and who we are there; without `token_url` none is asked."""
+
+    token_url: str | None = _key(None, EndpointUrl())
+    client_id: str | None = _key(None, Text())
+    client_secret: str | None = _key(None, Token())
+    client_secret_file: str | None = _key(None, SecretFile())
+    refresh_token_file: str | None = _key(None, SecretFile())
+    scope: str | None = _key(None, Text())
+    resource: str | None = _key(None, Text())
+    auth: str = _key("basic", Choice(("basic", "post")))
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeTokenSettings:
+    """`[relay.runtime_token]`: a token of its own for each agent, from the relay; without `path` none."""
+
+    path: str | None = _key(None, RelayPath(optional=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +179,8 @@ class Settings:
     """All settings. `origins` says for each key where its value came from; it is no part of what is equal."""
 
     relay: RelaySettings = RelaySettings()
+    relay_oauth: OAuthSettings = OAuthSettings()
+    relay_runtime_token: RuntimeTokenSettings = RuntimeTokenSettings()
     relay_paths: RelayPaths = RelayPaths()
     bounds_section: BoundsSettings = BoundsSettings()
     events: EventSettings = EventSettings()
@@ -231,6 +259,8 @@ class Settings:
 
 SECTIONS = {
     "relay": "relay",
+    "relay.oauth": "relay_oauth",
+    "relay.runtime_token": "relay_runtime_token",
     "relay.paths": "relay_paths",
     "bounds": "bounds_section",
     "events": "events",

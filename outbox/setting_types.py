@@ -99,6 +99,11 @@ class FilePath(Text):
 
 
 @dataclass(frozen=True, slots=True)
+class SecretFile(FilePath):
+    """The path of a file with a secret; a bare name may be that of a systemd credential."""
+
+
+@dataclass(frozen=True, slots=True)
 class Token(Text):
     """A secret for an Authorization header (RFC 6750 2.1), never shown."""
 
@@ -188,14 +193,30 @@ class SecretUrl(Token):
 
 
 @dataclass(frozen=True, slots=True)
-class RelayPath(_Shown):
-    """A path at the relay, joined to the base address."""
+class EndpointUrl(RelayUrl):
+    """The whole address of one call, kept as it is given; it may have a query (RFC 6749 3.2)."""
 
-    def read(self, raw: Any) -> str:
+    def read(self, raw: Any) -> str | None:
+        """The address, or None."""
+        text = Text.read(self, raw)
+        if text is not None:
+            relay_url(text.partition("?")[0])
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPath(_Shown):
+    """A path at the relay, joined to the base address; an `optional` one may be empty: not set."""
+
+    optional: bool = False
+
+    def read(self, raw: Any) -> str | None:
         """The path."""
         if not isinstance(raw, str):
             raise Unfit("is no text; write it in quotes")
         path = raw.strip()
+        if self.optional and not path:
+            return None
         if not path.startswith("/") or path.startswith("//"):
             raise Unfit('is no path; it starts with one "/"')
         if "#" in path or not all("!" <= character <= "~" for character in path):

@@ -29,7 +29,7 @@ from outbox.setting_keys import (
     shown,
     type_of,
 )
-from outbox.setting_types import FilePath, Unfit, relay_url
+from outbox.setting_types import FilePath, SecretFile, Unfit, relay_url
 from outbox.state_dir import expand_home
 
 __all__ = [
@@ -52,7 +52,8 @@ __all__ = [
 
 _GAP_KIND = "outbox-gap"
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_EXCLUSIVE = ("relay.token", "relay.token_file")
+_EXCLUSIVE = ("relay.token", "relay.token_file", "relay.token_command", "relay.oauth.token_url")
+_EXCLUSIVE_SECRETS = ("relay.oauth.client_secret", "relay.oauth.client_secret_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +150,21 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str | N
 def resolve(layers: Sequence[Layer], *, environ: Mapping[str, str], files: tuple[Path, ...] = ()) -> Report:
     """Make one set of values of the layers, the last one given winning.
 
-    A wrong value is a fault also where a later layer overrides it. The token and the token file exclude each
-    other: the later layer's one stands.
+    A wrong value is a fault also where a later layer overrides it. The sources of the token exclude each
+    other, and so do those of the client secret: the later layer's one stands.
     """
     faults: list[str] = []
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
         read = dict(_read_layer(layer, environ, faults))
-        named = [name for name in _EXCLUSIVE if read.get(name)]
-        if len(named) > 1:
-            faults.append(_both(named, layer))
-        for name in _EXCLUSIVE if named else ():
-            values.pop(name, None)
-            origins.pop(name, None)
+        for exclusive in (_EXCLUSIVE, _EXCLUSIVE_SECRETS):
+            named = [name for name in exclusive if read.get(name)]
+            if len(named) > 1:
+                faults.append(_both(named, layer))
+            for name in exclusive if named else ():
+                values.pop(name, None)
+                origins.pop(name, None)
         values |= read
         origins |= {name: layer[name].source for name in read}
     settings = _build(values, origins, files)
@@ -178,9 +180,19 @@ def _read_layer(layer: Layer, environ: Mapping[str, str], faults: list[str]) -> 
         try:
             _check_kind(kind_of(name))
             value = of.read(given.raw)
-            yield name, _placed(value, given, environ) if isinstance(of, FilePath) else value
+            credential = _credential(value, environ) if isinstance(of, SecretFile) else None
+            yield name, credential or (_placed(value, given, environ) if isinstance(of, FilePath) else value)
         except Unfit as error:
             faults.append(f"{_given(name, given)} {error}")
+
+
+def _credential(name: str | None, environ: Mapping[str, str]) -> str | None:
+    """Where systemd put a credential of this name ($CREDENTIALS_DIRECTORY, systemd.exec(5)), if it did."""
+    folder = environ.get("CREDENTIALS_DIRECTORY", "")
+    if not folder or not name or "/" in name:
+        return None
+    path = Path(folder, name)
+    return str(path) if settings_file.is_there(path) else None
 
 
 def _placed(path: str | None, given: Given, environ: Mapping[str, str]) -> str | None:
@@ -218,6 +230,12 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     if delivery.backoff_initial_s > delivery.backoff_max_s:
         first, last = "delivery.backoff_initial_s", "delivery.backoff_max_s"
         yield f"{_cited(settings, first)} is longer than {_cited(settings, last)}"
+    oauth = settings.relay_oauth
+    if oauth.token_url and not oauth.client_id:
+        yield f"{_cited(settings, 'relay.oauth.token_url')} needs relay.oauth.client_id beside it"
+    if settings.relay_runtime_token.path and not (relay.token or relay.token_file):
+        cited = _cited(settings, "relay.runtime_token.path")
+        yield f"{cited} needs a bootstrap token: relay.token_file or relay.token"
     if relay.client_key and not relay.client_cert:
         yield f"{_cited(settings, 'relay.client_key')} needs relay.client_cert beside it"
 
@@ -240,7 +258,8 @@ def _cited(settings: Settings, name: str) -> str:
 
 
 def _both(names: Sequence[str], layer: Layer) -> str:
-    return " and ".join(_given(name, layer[name]) for name in names) + " are both set; keep one"
+    each = " and ".join(_given(name, layer[name]) for name in names)
+    return f"{each} are {'both' if len(names) == 2 else 'all'} set; keep one"
 
 
 def _unknown(name: str, source: str) -> str:

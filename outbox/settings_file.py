@@ -28,7 +28,7 @@ def find_files(given: str | None, environ: Mapping[str, str]) -> tuple[Path, ...
     named = given if given is not None else environ.get("OUTBOX_CONFIG", "").strip()
     if named or given is not None:
         file = Path(expand_home(named, environ))
-    elif (found := next(filter(_is_there, default_files(environ)), None)) is not None:
+    elif (found := next(filter(is_there, default_files(environ)), None)) is not None:
         file = found
     else:
         return ()
@@ -44,7 +44,8 @@ def default_files(environ: Mapping[str, str]) -> Iterator[Path]:
     yield Path("/etc") / FILE_NAME
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
+    """Whether a file lies there that can be seen."""
     try:
         return path.is_file()
     except OSError:  # a home that this user may not look into

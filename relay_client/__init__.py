@@ -15,20 +15,33 @@ from relay_client.classify import (
 )
 from relay_client.client import RelayClient
 from relay_client.headers import decode_agent, encode_agent
+from relay_client.minting import Grant, Minter, TokenEndpoint
+from relay_client.oauth import OAuthClient, OAuthTokens, secret_from
 from relay_client.reading import Answer, Capabilities, Failure, Origin, Reading, Sort
+from relay_client.refresh_token import RefreshTokenFile, write_durably
 from relay_client.retry_after import parse_retry_after
+from relay_client.runtime_token import RuntimeTokens
+from relay_client.token_command import TokenCommand
 
 __all__ = [
     "Address",
     "Answer",
     "Capabilities",
     "Failure",
+    "Grant",
+    "Minter",
     "NoToken",
+    "OAuthClient",
+    "OAuthTokens",
     "Origin",
     "Reading",
+    "RefreshTokenFile",
     "RelayClient",
+    "RuntimeTokens",
     "Sort",
     "StaticToken",
+    "TokenCommand",
+    "TokenEndpoint",
     "TokenFile",
     "TokenSource",
     "TokenUnavailable",
@@ -43,5 +56,7 @@ __all__ = [
     "read_single",
     "read_spec",
     "read_tool_call",
+    "secret_from",
     "speaks_other_era",
+    "write_durably",
 ]

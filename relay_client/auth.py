@@ -1,6 +1,6 @@
-"""Where the relay's token comes from: a setting, a file, or nowhere. Thread-safe; a token is never shown.
+"""Where a token is read: a setting, a file, or nowhere. Thread-safe; a token is never shown.
 
-Renewal over the network belongs to a later room; these sources only read.
+Tokens that are asked for (minting.py) come from elsewhere; these sources only read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,19 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TokenUnavailable(Exception):
-    """There is no usable token now; the message says why, without the token. Waiting events stay."""
+    """There is no usable token now; the message says why, without the token. Waiting events stay.
+
+    `stops`: asking again is of no use before a setting or a file changes. `of_agent`: it concerns the one
+    agent, not whoever gives out tokens. `retry_after_ms`: whoever gives them out asked to wait so long.
+    """
+
+    def __init__(
+        self, message: str, *, stops: bool = False, of_agent: bool = False, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.stops = stops
+        self.of_agent = of_agent
+        self.retry_after_ms = retry_after_ms
 
 
 class TokenSource(Protocol):
@@ -81,7 +93,7 @@ class StaticToken:
         Raises:
             TokenUnavailable: it is empty, or has what no header can carry.
         """
-        return _checked(self._token, "the configured token")
+        return checked(self._token, "the configured token")
 
     def refresh(self) -> bool:
         """A setting does not change by itself."""
@@ -144,7 +156,7 @@ class TokenFile:
         self._token, self._seen = None, None
         try:
             self._seen, content = _content(self._path)
-            self._token = _checked(content.removeprefix(_BYTE_ORDER_MARK).decode("latin-1"), self.describe())
+            self._token = checked(content.removeprefix(_BYTE_ORDER_MARK).decode("latin-1"), self.describe())
         except OSError as error:
             self._reason = f"{self.describe()}: {(error.strerror or str(error)).lower()}"
         except TokenUnavailable as unusable:
@@ -171,7 +183,12 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_size
 
 
-def _checked(text: str, source: str) -> str:
+def checked(text: str, source: str) -> str:
+    """`text` without white space around it, where a header can carry it (RFC 6750 2.1).
+
+    Raises:
+        TokenUnavailable: it is empty, or has what no header can carry; `source` is named, the text is not.
+    """
     token = text.strip()
     if not token:
         raise TokenUnavailable(f"{source}: is empty")

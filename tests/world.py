@@ -23,6 +23,7 @@ from outbox.delivery.engine import Engine
 from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
 from outbox.delivery.shared import Delivery
+from outbox.delivery.tokens import HostToken
 from outbox.setting_keys import Settings
 from outbox.settings import load
 from outbox.store.directory import StateDirectory
@@ -191,7 +192,7 @@ class World:
         self.settings: Settings = load({"relay.url": URL, **overrides}, environ={}, config_path=None)
         self.rng = random.Random(seed)
         self.events: list[tuple[str, dict]] = []
-        self.tokens = StaticToken("tok-test")
+        self.tokens = HostToken(StaticToken("tok-test"))
         self.engine = self._engine()
         self.boxes: dict[str, Outbox] = {}
 

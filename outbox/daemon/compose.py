@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, cast
@@ -12,16 +13,33 @@ from outbox.delivery.clock import Clock
 from outbox.delivery.engine import Engine
 from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
+from outbox.delivery.minted import MintedTokens
 from outbox.delivery.parcel import Routes
 from outbox.delivery.rate import Rate
 from outbox.delivery.shared import Delivery, Log, silent
+from outbox.delivery.tokens import HostToken, Tokens
 from outbox.errors import ConfigError
 from outbox.policy import Schedule
 from outbox.setting_keys import Settings
 from outbox.store.directory import StateDirectory
 from outbox.store.open_files import OpenFiles
 from outbox.store.relay_state import RelayState
-from relay_client import NoToken, RelayClient, StaticToken, TokenFile, TokenSource
+from outbox.store.token_cache import TokenCache
+from relay_client import (
+    Minter,
+    NoToken,
+    OAuthClient,
+    OAuthTokens,
+    RefreshTokenFile,
+    RelayClient,
+    RuntimeTokens,
+    StaticToken,
+    TokenCommand,
+    TokenEndpoint,
+    TokenFile,
+    TokenSource,
+    secret_from,
+)
 
 _DESCRIPTORS_A_FILE = 3  # the database, its log, and the log's index
 _OTHER_DESCRIPTORS = 64  # the relay's state, locks, local clients, what a flush opens one by one
@@ -44,7 +62,7 @@ class ToldTokens:
 
 
 def token_source(settings: Settings, on_token: Callable[[str | None], None] | None = None) -> TokenSource:
-    """Where the token comes from: a value, a file, or nowhere."""
+    """Where a token is read: a value, a file, or nowhere. Those that are asked for are `minter`'s."""
     relay = settings.relay
     source: TokenSource = NoToken()
     if relay.token is not None:
@@ -52,6 +70,72 @@ def token_source(settings: Settings, on_token: Callable[[str | None], None] | No
     elif relay.token_file is not None:
         source = TokenFile(Path(relay.token_file))
     return source if on_token is None else ToldTokens(source, on_token)
+
+
+def is_minted(settings: Settings) -> bool:
+    """Whether tokens are asked for, and not only read."""
+    relay = settings.relay
+    asked = relay.token_command or settings.relay_oauth.token_url or settings.relay_runtime_token.path
+    return bool(asked)
+
+
+def minter(
+    settings: Settings,
+    state: StateDirectory,
+    instance_id: str,
+    tell: Callable[[str | None], None] = lambda _secret: None,
+) -> Minter | None:
+    """Whoever gives out tokens, as configured; None where they are only read. Raises ConfigError."""
+    relay, oauth = settings.relay, settings.relay_oauth
+    if words := relay.token_command:
+        return TokenCommand(words, timeout_s=relay.token_command_timeout_s)
+    if oauth.token_url and oauth.client_id:
+        return OAuthTokens(
+            _endpoint(settings, oauth.token_url),
+            OAuthClient(
+                oauth.client_id,
+                secret_from(oauth.client_secret, oauth.client_secret_file),
+                oauth.scope,
+                oauth.resource,
+                cast("Literal['basic', 'post']", oauth.auth),
+            ),
+            _refresh_token(oauth.refresh_token_file, state),
+            tell=tell,
+        )
+    if path := settings.relay_runtime_token.path:
+        endpoint = _endpoint(settings, f"{settings.require_relay_url()}{path}")
+        return RuntimeTokens(endpoint, token_source(settings), instance_id, tell=tell)
+    return None
+
+
+def _refresh_token(path: str | None, state: StateDirectory) -> RefreshTokenFile | None:
+    return None if path is None else RefreshTokenFile(path, state.tokens / "refresh.json")
+
+
+def _endpoint(settings: Settings, url: str) -> TokenEndpoint:
+    relay = settings.relay
+    try:
+        return TokenEndpoint(
+            url,
+            timeout_ms=round(relay.request_timeout_s * 1_000),
+            connect_timeout_ms=round(relay.connect_timeout_s * 1_000),
+            ca_file=relay.ca_file,
+            client_cert=relay.client_cert,
+            client_key=relay.client_key,
+            trust_env=relay.trust_env,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{error}. Nothing was started; what waits stays on disk.") from error
+
+
+def instance_of(facts: RelayState) -> str:
+    """The name of this outbox at the relay, the same for every process that sends from it."""
+    known = facts.read().get("instance")
+    if isinstance(known, str):
+        return known
+    made = str(uuid.uuid4())
+    facts.write({"instance": made})
+    return made
 
 
 def routes_of(settings: Settings) -> Routes:
@@ -114,6 +198,10 @@ def _idle_files_here(settings: Settings) -> int:
     return settings.daemon.max_open_files if unlimited else idle_files(settings, descriptors)
 
 
+def _untold(_secret: str | None) -> None:
+    """Nobody masks anything."""
+
+
 def build_engine(
     settings: Settings,
     state: StateDirectory,
@@ -127,18 +215,34 @@ def build_engine(
     rng = random.Random()  # noqa: S311 - jitter is no secret
     client = relay_client(settings)
     schedule = schedule_from(settings)
+    facts = RelayState(state.relay_state)
     gate = Gate(
         url=settings.require_relay_url(),
         schedule=schedule,
         clock=clock,
         rng=rng,
-        state=RelayState(state.relay_state),
+        state=facts,
         most=settings.delivery.workers,
         max_stuck_ms=round(settings.delivery.max_stuck_s * 1_000),
     )
     gate.on_change = log
-    tokens = token_source(settings, on_token)
-    gate.token_from = tokens.describe()
+    gate.save()  # of another relay nothing is known any more: what is noted from now on stays
+    tell = on_token or _untold
+    tokens: Tokens
+    if asked := minter(settings, state, instance_of(facts), tell):
+        tokens = MintedTokens(
+            asked,
+            schedule=schedule,
+            clock=clock,
+            rng=rng,
+            facts=facts,
+            cache=TokenCache(state),
+            log=log,
+            tell=tell,
+        )
+    else:
+        tokens = HostToken(token_source(settings, on_token))
+        gate.token_from = tokens.describe()
     return Engine(
         Delivery(
             client=client,

@@ -119,11 +119,13 @@ def flush_state(
 def dismiss(engine: Engine, wait_s: float) -> None:
     """End an engine for good: what is under way is cut off and waits again as it was."""
     engine.delivery.client.abort()
+    engine.delivery.tokens.abort()
     engine.stop(wait_s)
     engine.resign()
     engine.delivery.files.close()
     engine.delivery.gate.close_state()
     engine.delivery.client.close()
+    engine.delivery.tokens.close()
 
 
 class Flush:

@@ -53,6 +53,7 @@ _RELOAD_WAIT_S = 5.0
 _STEP_S = 0.05
 _FOR_EVER_MS = 2**63
 _HINTS_AT_A_TIME = 1_000
+_OF_TOKEN = ("no_token", "unauthorized", "token_recovery", "token_stopped")
 
 
 class Daemon:
@@ -225,9 +226,7 @@ class Daemon:
             self.engine.delivery.files.close()
             self.engine.delivery.client.close_idle()
         gate = self.engine.delivery.gate
-        if gate.relay.reason in {"no_token", "unauthorized"} and self.engine.delivery.has_other_token(
-            gate.refused_token
-        ):
+        if gate.relay.reason in _OF_TOKEN and self.engine.delivery.tokens.look_again(gate.refused_token):
             gate.retry_now()
         self.engine.nudge()
         if abs(self._offset_ms() - self._clock_offset_ms) > _CLOCK_STEP_MS:
@@ -418,6 +417,14 @@ class Daemon:
         self.engine.delivery.gate.forgive()
         return self._with_each(agent, resume)
 
+    def retry_tokens(self) -> None:
+        """Forget why no token could be had, and try at once."""
+        self.engine.delivery.tokens.retry()
+        self.engine.delivery.gate.retry_now()
+        for path in self._watch.paths:
+            self.engine.forget_wait(path)
+        self.engine.nudge()
+
     def _with_each(self, agent: str | None, act: Callable[[OutboxFile], object]) -> int:
         paths = self._paths(agent)
         for path in paths:
@@ -443,6 +450,7 @@ def _halt(engine: Engine, end: float, enough: Callable[[], bool]) -> None:
     while not engine.stop(_STEP_S):
         if time.monotonic() >= end or enough():
             engine.delivery.client.abort()
+            engine.delivery.tokens.abort()
             engine.stop(_RELOAD_WAIT_S)
             return
 

@@ -37,7 +37,9 @@ class AgentWait:
     def __init__(self, delivery: Delivery) -> None:
         """Nothing is in the way."""
         self._d = delivery
+        self.agent = ""
         self._failures = 0
+        self._recovered = False  # a recovery of the token was tried since the last success
         self.until_ms = 0
         self.blocked: Blocked | None = None
 
@@ -62,7 +64,7 @@ class AgentWait:
 
     def end(self) -> None:
         """The head went through."""
-        self._failures, self.until_ms, self.blocked = 0, 0, None
+        self._failures, self.until_ms, self.blocked, self._recovered = 0, 0, None, False
 
     def new_head(self) -> None:
         """Another event is the head: its predecessor's backoff is none of its business, a Retry-After is."""
@@ -100,9 +102,20 @@ class AgentWait:
         return self.hold(reason, reading.detail, wait_ms)
 
     def _is_mended(self, held: Held) -> bool:
-        """Whether the token was refused and there is another one by now."""
-        refused = held.reading.sort in {Sort.FORBIDDEN, Sort.UNAUTHORIZED}
-        return refused and self._d.has_other_token(fingerprint(held.token))
+        """Whether the token was refused and there is another one by now.
+
+        A token that is good for others is recovered once for each hold; one that is this agent's alone as
+        often as it is refused.
+        """
+        sort, tokens = held.reading.sort, self._d.tokens
+        if sort is Sort.UNAUTHORIZED and tokens.one_per_agent:
+            return self._d.recover(self.agent, held.token)
+        if sort not in {Sort.FORBIDDEN, Sort.UNAUTHORIZED}:
+            return False
+        if self._recovered:
+            return tokens.has_other(self.agent, fingerprint(held.token))
+        self._recovered = True
+        return self._d.recover(self.agent, held.token, still_good=True)
 
     def hold(self, reason: str, detail: str, wait_ms: int) -> bool:
         """Wait so long for this reason; True when the reason is a new one."""

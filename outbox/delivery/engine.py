@@ -303,6 +303,7 @@ class Engine:
         """Ignore backoff until `end_flush`; requests end at `deadline` (monotonic seconds)."""
         delivery = self.delivery
         delivery.deadline, delivery.flushing = deadline, True
+        delivery.tokens.hurry()
         delivery.gate.hurry()
         with self._cond:
             for seat in self._seats.values():

@@ -103,7 +103,7 @@ class Gate:
         self.capabilities = Capabilities()
         self._spec_due_ms = 0  # monotonic
         self.refused_token = ""  # the name of the token that was refused last
-        self.token_from = ""  # where the token comes from, in words without it
+        self.token_from = ""  # where a token that is only read comes from; others have notes of their own
         self._auth = self._auth_detail = ""
         self.on_change: Callable[[str, dict[str, Any]], None] = _unheard
         self._load()
@@ -182,11 +182,11 @@ class Gate:
             self._open(self._relay, "")
             self._open(self._facts(permit.path).valve, permit.path)
 
-    def close(self, permit: Permit, reason: str, detail: str) -> None:
-        """The relay is in trouble: nobody sends but one probe at a time, by backoff."""
+    def close(self, permit: Permit, reason: str, detail: str, *, next_ms: int | None = None) -> None:
+        """The relay is in trouble: nobody sends but one probe at a time, by backoff, or at `next_ms`."""
         with self._mutex:
             self._note_auth(_AUTH_STATES.get(reason, self._auth), detail)
-            if self._shut(self._relay, "", reason, detail, again=permit.probe):
+            if self._shut(self._relay, "", reason, detail, again=permit.probe, next_ms=next_ms):
                 self._allowed = 1
                 self._needs_proof = True
 
@@ -387,7 +387,7 @@ class Gate:
             self._state = None
 
     def _note_auth(self, state: str, detail: str = "") -> None:
-        if state != self._auth:
+        if self.token_from and state != self._auth:
             self._auth, self._auth_detail = state, detail if state != "ok" else ""
             self._dirty.add("auth")
 
@@ -406,7 +406,9 @@ class Gate:
             self._allowed = 1
         self._changed(path, "path_opened" if path else "gate_opened", fields)
 
-    def _shut(self, valve: Valve, path: str, reason: str, detail: str, *, again: bool) -> bool:
+    def _shut(
+        self, valve: Valve, path: str, reason: str, detail: str, *, again: bool, next_ms: int | None = None
+    ) -> bool:
         """Close a valve or lengthen its wait; False when somebody else had closed it meanwhile."""
         newly = not valve.reason
         if not newly and not again:
@@ -417,6 +419,8 @@ class Gate:
         wait_ms = backoff_ms(self._schedule, valve.failures, self._rng.random())
         if self._hurry:
             wait_ms = _FLUSH_INTERVAL_MS
+        if next_ms is not None:
+            wait_ms = max(1, next_ms - self._clock.monotonic_ms())
         valve.next_ms = self._clock.monotonic_ms() + wait_ms
         told = newly or valve.reason != reason
         valve.reason, valve.detail = reason, detail

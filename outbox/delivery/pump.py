@@ -19,6 +19,7 @@ from outbox.delivery.parts import ArchiveProgress
 from outbox.delivery.rate import RATE, Place
 from outbox.delivery.settling import Sending, Settler
 from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
+from outbox.delivery.tokens import NoTokenNow
 from outbox.outcome import Reason, Release
 from outbox.store.file import OutboxFile
 from outbox.store.inspect import read_status
@@ -27,7 +28,7 @@ from outbox.store.receipts import forget_old
 from outbox.store.row import Row, first_try_as_head_ms
 from outbox.store.sending import Claim, claim, clear_blocked, head, note_blocked, recover
 from outbox.wire_text import archive_chunks
-from relay_client import Sort, TokenUnavailable
+from relay_client import Sort
 
 _TIDY_EVERY_MS = 60_000
 
@@ -99,7 +100,7 @@ class Pump:
     def _enter(self, box: OutboxFile) -> None:
         """Become the sender, and take over what a dead one left in flight."""
         if not self._is_sender:
-            self._settler.agent = box.agent
+            self._settler.serve(box.agent)
             box.become_sender()
             self._is_sender = self._lost_track = True
             if self._d.rules is not None:
@@ -140,7 +141,7 @@ class Pump:
             return self._bury_unsent(box, *dead, path)
         if self._d.flushing and row.seq in self._settler.counted_in_flush:
             return Sleep(None)
-        self._d.learn_spec()
+        self._d.learn_spec(self.agent)
         unsafe = self._d.is_unsafe(row)
         if unsafe and not self._d.time_covers_a_call():
             return Sleep(None)
@@ -161,7 +162,7 @@ class Pump:
             return Reason.DAMAGED, "the stored text does not match its checksum"
         if self._d.gate.is_dead_end(path):
             return Reason.NO_ENDPOINT, f"the relay has no {path}"
-        if self._d.gate.is_stuck(first_try_as_head_ms(row.history), self._d.token_name()):
+        if self._d.gate.is_stuck(first_try_as_head_ms(row.history), self._d.tokens.evidence(self.agent)):
             blocked = self._settler.wait.blocked
             return Reason.STUCK, f"held for too long: {blocked.reason}" if blocked else "held for too long"
         return None
@@ -174,11 +175,9 @@ class Pump:
 
     def _with_permit(self, box: OutboxFile, permit: Permit, row: Row, *, unsafe: bool) -> Turn:
         try:
-            token = self._d.tokens.token()
-        except TokenUnavailable as error:
-            self._d.gate.refused_token = ""
-            self._d.gate.close(permit, "no_token", str(error))
-            return AtGate("")
+            token = self._d.token(self.agent)
+        except NoTokenNow as none:
+            return self._settler.without_token(box, permit, row, none)
         if permit.ask_health:
             return self._prove(permit)
         sending = Sending(box, permit, permit.path, token, unsafe)

@@ -6,6 +6,7 @@ The decisions themselves stand in verdict.py and policy.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,12 @@ from outbox.delivery.gate import Permit
 from outbox.delivery.grouping import Grouping
 from outbox.delivery.parcel import Parcel
 from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
+from outbox.delivery.tokens import NoTokenNow
 from outbox.delivery.verdict import Effect, Step, Verdict, judge, judge_group
 from outbox.delivery.witness import Witness
 from outbox.errors import StoreError, StoreHeld
 from outbox.outcome import Ack, Blocked, Bury, Reason, Release, Settlement, Trouble
-from outbox.policy import schedule_of
+from outbox.policy import MINUTE_MS, schedule_of
 from outbox.store.file import OutboxFile
 from outbox.store.row import Row
 from outbox.store.sending import Claim, note_blocked, settle
@@ -46,11 +48,19 @@ class Settler:
     def __init__(self, delivery: Delivery) -> None:
         """Nothing is known of the agent yet."""
         self._d = delivery
-        self.agent = ""
         self.wait = AgentWait(delivery)
         self.witness = Witness(delivery)
         self.counted_in_flush: set[int] = set()
         self._unwritten: tuple[Claim, list[Settlement], Blocked | None] | None = None
+
+    @property
+    def agent(self) -> str:
+        """Whose claims these are; "" before the first turn."""
+        return self.wait.agent
+
+    def serve(self, agent: str) -> None:
+        """Whose claims these are."""
+        self.wait.agent = self.witness.agent = agent
 
     # Whole claims ------------------------------------------------------------------------------------------
 
@@ -91,7 +101,7 @@ class Settler:
         if reading.sort is Sort.NO_ENDPOINT:
             gate.turn_batches_off(parcel.path)
             return Verdict(Step.RELEASE, Effect.AGENT, sent=False)
-        verdict = judge_group(reading, works=self.witness.proves(reading, sending.path))
+        verdict = self._own(judge_group(reading, works=self.witness.proves(reading, sending.path)))
         if verdict.step is Step.SPLIT:
             grouping.split(marks)
             if reading.sort is Sort.TOO_LARGE:
@@ -147,6 +157,19 @@ class Settler:
         note_blocked(sending.box, self.wait.blocked)
         return Sleep(self.wait.until_ms)
 
+    def without_token(self, box: OutboxFile, permit: Permit, row: Row, none: NoTokenNow) -> Turn:
+        """Nothing can be sent: the agent waits where the token is its own, else everybody at the gate."""
+        if not self._d.tokens.one_per_agent:
+            self._d.gate.refused_token = ""
+            self._d.gate.close(permit, none.reason, str(none), next_ms=none.next_ms)
+            return AtGate("")
+        now_ms = self._d.clock.monotonic_ms()
+        wait_ms = MINUTE_MS if none.next_ms is None else max(1, none.next_ms - now_ms)
+        if self.wait.hold(none.reason, str(none), wait_ms):
+            self._log("held", seq=row.seq, reason=none.reason, detail=str(none))
+        note_blocked(box, self.wait.blocked)
+        return Sleep(self.wait.until_ms)
+
     def _write(self, box: OutboxFile, taken: Claim, settlements: list[Settlement]) -> None:
         try:
             settle(box, taken, settlements, now_ms=self._d.clock.wall_ms(), blocked=self.wait.blocked)
@@ -170,7 +193,13 @@ class Settler:
     def judge(self, sending: Sending, reading: Reading, *, others_accepted: bool = False) -> Verdict:
         """The verdict on one event's own answer."""
         works = others_accepted or self.witness.proves(reading, sending.path)
-        return judge(reading, unsafe=sending.unsafe, works=works)
+        return self._own(judge(reading, unsafe=sending.unsafe, works=works))
+
+    def _own(self, verdict: Verdict) -> Verdict:
+        """A token that is this agent's alone holds nobody else."""
+        if verdict.effect is Effect.TOKEN and self._d.tokens.one_per_agent:
+            return dataclasses.replace(verdict, effect=Effect.AGENT)
+        return verdict
 
     def _apply(self, row: Row, reading: Reading, verdict: Verdict, path: str) -> tuple[Settlement, int]:
         """The settlement of one event, and the wait that the blame budget asks for."""
@@ -226,7 +255,8 @@ class Settler:
         gate, permit = self._d.gate, sending.permit
         match verdict.effect:
             case Effect.ACCEPTED:
-                gate.accepted(permit, self._d.token_name())
+                gate.accepted(permit, self._d.tokens.evidence(self.agent))
+                self._d.tokens.accepted(self.agent, fingerprint(sending.token))
             case Effect.WORKS:
                 gate.works(permit)
             case Effect.CLOSE:
@@ -238,7 +268,7 @@ class Settler:
             case Effect.TOKEN:
                 gate.close(permit, "unauthorized", reading.detail)
                 gate.refused_token = fingerprint(sending.token)
-                if self._d.has_other_token(gate.refused_token):
+                if self._d.recover(self.agent, sending.token):
                     gate.retry_now()
             case Effect.AGENT:
                 pass

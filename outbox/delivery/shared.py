@@ -13,11 +13,12 @@ from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
 from outbox.delivery.parcel import Routes
 from outbox.delivery.rate import RATE, Rate
+from outbox.delivery.tokens import NoTokenNow, Tokens
 from outbox.event import Limits
 from outbox.policy import Schedule
 from outbox.store.open_files import OpenFiles
 from outbox.store.row import Row
-from relay_client import RelayClient, TokenSource, TokenUnavailable, read_health, read_spec
+from relay_client import RelayClient, fingerprint, read_health, read_spec
 
 _SPEC_TIMEOUT_MS = 5_000
 
@@ -33,7 +34,7 @@ class Delivery:
     """The relay, what is known of it, and the files; `flushing` and `deadline` change while a flush is on."""
 
     client: RelayClient
-    tokens: TokenSource
+    tokens: Tokens
     gate: Gate
     files: OpenFiles
     routes: Routes
@@ -49,12 +50,13 @@ class Delivery:
     longest_call_ms: int = 1_000  # of the tool calls so far; at first a guess
     deadline: float | None = None  # monotonic seconds: no request goes on beyond it
 
-    def token_name(self) -> str:
-        """A name of the token that tells nothing of it; "" while there is none to be had."""
-        try:
-            return self.tokens.fingerprint()
-        except TokenUnavailable:
-            return ""
+    def token(self, agent: str) -> str | None:
+        """The agent's token, got anew where that is due; raises NoTokenNow."""
+        return self.tokens.token(agent, self.deadline)
+
+    def recover(self, agent: str, refused: str | None, *, still_good: bool = False) -> bool:
+        """Get another token than the refused one; whether there is one now."""
+        return self.tokens.recover(agent, fingerprint(refused), still_good=still_good, deadline=self.deadline)
 
     def let_in(self, tag: str, waiting: int, ready: int) -> int:
         """How many of those who wait for `tag` are let in now, with so many others ready to take a turn.
@@ -72,14 +74,6 @@ class Delivery:
             return self.rate.next_due_ms() if self.rate else self.clock.monotonic_ms()
         return self.gate.next_due_ms(tag)
 
-    def has_other_token(self, refused: str) -> bool:
-        """Look for the token again: whether there is one, and another than the one with this name.
-
-        Names are compared, since somebody else may have read the changed source in the meantime.
-        """
-        self.tokens.refresh()
-        return self.token_name() not in {"", refused}
-
     def is_unsafe(self, row: Row) -> bool:
         """Whether the event must not be repeated when its outcome is unknown."""
         return self.routes.is_unsafe(row) and not self.gate.capabilities.mcp_idempotency
@@ -96,13 +90,13 @@ class Delivery:
             return True
         return self.deadline * 1_000 - self.clock.monotonic_ms() >= 2 * self.longest_call_ms
 
-    def learn_spec(self) -> None:
+    def learn_spec(self, agent: str) -> None:
         """Ask once an hour what the relay says of itself; without an answer the contract's defaults stand."""
         if not self.gate.spec_is_due():
             return
         try:
-            token = self.tokens.token()
-        except TokenUnavailable:
+            token = self.token(agent)
+        except NoTokenNow:
             token = None
         answer = self.client.spec(token=token, timeout_ms=_SPEC_TIMEOUT_MS, deadline=self.deadline)
         self.gate.learn_capabilities(read_spec(answer), reached=answer.status is not None)

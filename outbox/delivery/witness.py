@@ -14,6 +14,7 @@ class Witness:
     def __init__(self, delivery: Delivery) -> None:
         """Nothing was sent yet."""
         self._d = delivery
+        self.agent = ""
         self._accepts: int | None = None
         self._elsewhere: int | None = None
 
@@ -45,5 +46,5 @@ class Witness:
         return not self._d.gate.verdict_wait_ms(path, Reason.EXHAUSTED) and self._d.healthy()
 
     def _note(self, path: str) -> None:
-        self._accepts = self._d.gate.accept_count(self._d.token_name())
+        self._accepts = self._d.gate.accept_count(self._d.tokens.evidence(self.agent))
         self._elsewhere = self._d.gate.other_path_count(path)

@@ -33,6 +33,7 @@ class StateDirectory:
         self.agents = path / "agents"
         self.damaged = path / "damaged"
         self.relay_state = path / "relay.sqlite"
+        self.tokens = path / "tokens"
         self.wake_socket = path / "wake.sock"
         self.daemon_file = path / "daemon.json"
         self.rules_file = path / "rules.json"

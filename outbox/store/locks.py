@@ -31,6 +31,11 @@ def sender_byte(file_name: str) -> int:
     return _FIRST_AGENT_BYTE + 2 * digest
 
 
+def token_byte(name: str) -> int:
+    """The byte held exclusively by whoever gets a new token of this name."""
+    return sender_byte(f"token:{name}")
+
+
 def lifecycle_byte(file_name: str) -> int:
     """The byte held shared during each commit, exclusively by whoever moves, replaces or removes the file."""
     return sender_byte(file_name) + 1

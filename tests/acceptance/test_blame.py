@@ -8,6 +8,7 @@ import json
 import pytest
 from world import DAY_MS, HOUR_MS, MINUTE_MS, Lose, Refuse, World, answer
 
+from outbox.delivery.tokens import HostToken
 from relay_client import fingerprint
 
 
@@ -512,7 +513,7 @@ def test_a_token_that_somebody_else_read_first_ends_the_wait(tmp_path):
         return None
 
     with World(tmp_path, behave=behave) as world:
-        world.engine.delivery.tokens = Source()
+        world.engine.delivery.tokens = HostToken(Source())
         world.enqueue("builder", 1)
         world.run(100)
         assert world.numbers("builder") == [0]

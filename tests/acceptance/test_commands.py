@@ -16,6 +16,7 @@ from outbox import Unavailable
 from outbox.api.client import LocalClient
 from outbox.api.explain import explain
 from outbox.api.obstacle import Scope
+from outbox.delivery.tokens import HostToken
 from outbox.store.directory import StateDirectory
 from outbox.store.place import running_daemon
 from outbox.store.relay_state import read_facts
@@ -314,7 +315,7 @@ def test_the_reason_when_the_relay_refuses_everything(tmp_path):
 def test_the_reason_when_there_is_no_token(tmp_path):
     """The file that is missing is named, and that it is noticed by itself."""
     with World(tmp_path) as world:
-        world.engine.delivery.tokens = TokenFile(tmp_path / "token")
+        world.engine.delivery.tokens = HostToken(TokenFile(tmp_path / "token"))
         world.enqueue("builder", 1)
         world.run(4_000)
         told = reason(world, "builder")

@@ -17,6 +17,7 @@ from world import DAY_MS, HOUR_MS, MINUTE_MS, Lose, Refuse, World, answer
 
 import outbox.cli.why
 from outbox.bounds import Bounds
+from outbox.delivery.tokens import HostToken
 from outbox.event import Limits
 from outbox.store.directory import StateDirectory
 from outbox.store.rules import encode_rules
@@ -403,7 +404,7 @@ def test_a_row_whose_text_was_damaged(why, capsys, tmp_path):
 def test_no_token(why, tmp_path):
     """The file that is missing is named, and that it is noticed by itself."""
     with world_at(tmp_path) as world:
-        world.engine.delivery.tokens = TokenFile(tmp_path / "token")
+        world.engine.delivery.tokens = HostToken(TokenFile(tmp_path / "token"))
         world.enqueue("builder", 1)
         world.run(ASKED_MS)
         told = why(world)

@@ -140,6 +140,8 @@ def test_every_key_has_a_variable(name):
     value = key.type.write(key.default).strip('"[]') or "some-name"
     if name in {"relay.url", "notify.url", "relay.oauth.token_url"}:
         value = "http://some-name"
+    if name == "relay.runtime_token.path":
+        value = "/some-name"
     layers = environment_layers({key.variable: value})
     assert resolve(layers, environ={}).settings.origins == {name: key.variable}
 

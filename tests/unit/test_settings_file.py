@@ -18,7 +18,7 @@ def shipped_keys():
     """Each commented-out key of the shipped file: its name, its value as written, and the line above."""
     section, above = "", ""
     for line in SHIPPED.read_text("utf-8").splitlines():
-        if found := re.fullmatch(r"\[([a-z.]+)\]", line):
+        if found := re.fullmatch(r"\[([a-z._]+)\]", line):
             section = found.group(1)
         elif found := SETTING.fullmatch(line):
             name, _, value = found.group(1).partition(" = ")
