@@ -6,15 +6,16 @@ OutboxError for what a person can act on.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from outbox.cli.output import fail, say
 from outbox.errors import OutboxError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
 
 # Each command: its module, and one line about it. What comes in a later release is not listed.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -41,6 +42,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "take in an export, another outbox, events as JSON lines, or a seed runner's file",
     ),
     "mcp": ("outbox.cli.mcp", "stand between an agent's MCP client and the relay, on stdin and stdout"),
+    "hook": (
+        "outbox.cli.hook",
+        "record what an agent runner's hooks tell; put them into its settings, and take them out",
+    ),
     "relay": ("outbox.cli.relay", "run the reference relay, on a file of its own"),
     "demo": (
         "outbox.cli.demo",
@@ -50,6 +55,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 _FLAGS = frozenset(("--json", "--version"))
 _WITH_VALUE = frozenset(("--state-dir", "--config"))
+_NO_RUNNERS = frozenset(("install", "uninstall", "-h", "--help"))
 _BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -66,19 +72,18 @@ class Command(Protocol):
         """Do it; the exit status."""
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, whose complaints are ours: one line, exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UsageError."""
-        raise UsageError(f"{self.prog}: {message}. Nothing was done. See: {self.prog} --help")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Raises nothing that a person can act on: that stands on stderr."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if (hook_words := hook_call(words)) is not None:
+        from outbox.cli.hook_run import run_hook  # noqa: PLC0415 - a runner waits for it: nothing else is loaded
+
+        return run_hook(hook_words)
+    from outbox.cli.output import fail  # noqa: PLC0415 - a hook needs none of it
+
     _open_missing_streams()
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(words)
         sys.stdout.flush()
     except OutboxError as error:
         return fail(error)
@@ -94,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    from outbox.cli.output import say  # noqa: PLC0415 - as above
+
     everywhere, own = hoist(words)
     if "--version" in everywhere:
         from outbox import __version__  # noqa: PLC0415 - asked for rarely
@@ -112,6 +119,16 @@ def _run(words: list[str]) -> int:
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)
     return command.run(args)
+
+
+def hook_call(words: Sequence[str]) -> list[str] | None:
+    """What stands behind `outbox hook` when a runner calls it; None for any other command. Pure."""
+    if "hook" not in words:
+        return None
+    everywhere, own = hoist(words)
+    if own[:1] != ["hook"] or (len(own) > 1 and own[1] in _NO_RUNNERS):
+        return None
+    return [*everywhere, *own[1:]]
 
 
 def hoist(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -143,14 +160,9 @@ def load(name: str) -> Command:
 
 def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
     """The parser of one command, global options included."""
-    about = COMMANDS[name][1]
-    parser = Parser(
-        prog=f"outbox {name}",
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog="example:\n" + "\n".join(f"  {line.strip()}" for line in command.EXAMPLE.splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    from outbox.cli.parser import new_parser  # noqa: PLC0415 - a hook does without argparse
+
+    parser = new_parser(f"outbox {name}", COMMANDS[name][1], command.EXAMPLE)
     command.add_arguments(parser)
     everywhere = parser.add_argument_group("for every command")
     everywhere.add_argument("--state-dir", metavar="DIR", help="where the events are kept")

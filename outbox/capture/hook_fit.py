@@ -1,0 +1,65 @@
+"""How a message fits into what a payload may be: its longest strings are cut, each with a mark. Pure."""
+
+from __future__ import annotations
+
+from outbox.capture.hook_json import string_sizes, with_strings
+from outbox.json_text import quoted
+from outbox.text_cut import cut_characters
+
+_BODY_SHARE = 4  # a body may fill a quarter; the rest is for the hook's JSON, which holds the same text
+_MOST_TRIES = 8
+
+
+def size_bytes(text: str) -> int:
+    """How many bytes of UTF-8 a JSON text has."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def fitting(body: str, hook: str, max_bytes: int) -> tuple[str, str, bool]:
+    """Body and the hook's JSON text, together at most about `max_bytes` of JSON, and whether one was cut."""
+    body_bytes = size_bytes(quoted(body))
+    if body_bytes + size_bytes(hook) <= max_bytes:
+        return body, hook, False
+    if body_bytes > max_bytes // _BODY_SHARE:
+        body = _cut_string(body, max_bytes // _BODY_SHARE)
+        body_bytes = size_bytes(quoted(body))
+    return body, _cut_strings(hook, max_bytes - body_bytes), True
+
+
+def _cut_strings(text: str, max_bytes: int) -> str:
+    """The JSON text with its longest strings cut to one length; where that fails, all of it as one string."""
+    if size_bytes(text) <= max_bytes:
+        return text
+    sizes = string_sizes(text)
+    most = _even_length(sizes, len(text), max_bytes)
+    for _ in range(_MOST_TRIES):
+        limit = most
+        shorter = with_strings(text, lambda string: _cut_string(string, limit))  # noqa: B023 - used at once
+        if size_bytes(shorter) <= max_bytes:
+            return shorter
+        most = most * 2 // 3
+    return quoted(_cut_string(text, max_bytes))
+
+
+def _even_length(sizes: list[int], whole: int, wanted: int) -> int:
+    """The length to which the longest strings have to go for the whole to shrink to what is wanted."""
+    too_much, count = whole - wanted, 0
+    ordered = sorted(sizes, reverse=True)
+    for index, size in enumerate(ordered):
+        count, below = index + 1, ordered[index + 1] if index + 1 < len(ordered) else 0
+        if too_much <= (size - below) * count:
+            return max(0, size - -(-too_much // count))
+        too_much -= (size - below) * count
+    return 0
+
+
+def _cut_string(string: str, max_bytes: int) -> str:
+    """The string, cut so that as JSON it has at most `max_bytes`; a mark alone may have more."""
+    size = size_bytes(quoted(string)) if len(string) * 6 > max_bytes else 0
+    keep = len(string)
+    cut = string
+    while size > max_bytes and keep:
+        keep = min(keep - 1, keep * max_bytes // size)
+        cut = cut_characters(string, keep)
+        size = size_bytes(quoted(cut))
+    return cut

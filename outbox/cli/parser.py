@@ -1,0 +1,27 @@
+"""How the words behind a command are read; apart, so that a hook need not load argparse."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from outbox.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaints are ours: one line, exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(f"{self.prog}: {message}. Nothing was done. See: {self.prog} --help")
+
+
+def new_parser(prog: str, about: str, example: str) -> Parser:
+    """A parser without options; argparse may not cut their names short."""
+    return Parser(
+        prog=prog,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog="example:\n" + "\n".join(f"  {line.strip()}" for line in example.splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
