@@ -8,13 +8,15 @@ from relay_client.classify import (
     read_archive_chunk,
     read_batch,
     read_health,
+    read_preparation,
     read_single,
     read_spec,
     read_tool_call,
-    speaks_other_era,
 )
 from relay_client.client import RelayClient
 from relay_client.headers import decode_agent, encode_agent
+from relay_client.mcp_endpoint import McpEndpoint
+from relay_client.mcp_era import speaks_other_era
 from relay_client.minting import Grant, Minter, TokenEndpoint
 from relay_client.oauth import OAuthClient, OAuthTokens, secret_from
 from relay_client.reading import Answer, Capabilities, Failure, Origin, Reading, Sort
@@ -29,6 +31,7 @@ __all__ = [
     "Capabilities",
     "Failure",
     "Grant",
+    "McpEndpoint",
     "Minter",
     "NoToken",
     "OAuthClient",
@@ -53,6 +56,7 @@ __all__ = [
     "read_archive_chunk",
     "read_batch",
     "read_health",
+    "read_preparation",
     "read_single",
     "read_spec",
     "read_tool_call",

@@ -15,8 +15,16 @@ from urllib.parse import urlsplit
 
 from relay_client.clean import cut_bytes, excerpt, one_line
 from relay_client.mcp import answer_to
+from relay_client.mcp_era import (
+    HEADER_MISMATCH,
+    INTERNAL_ERROR,
+    MISSING_CAPABILITY,
+    OF_STATELESS,
+    REFUSALS,
+    UNSUPPORTED_VERSION,
+)
+from relay_client.mcp_era import speaks_other_era as speaks_other_era  # noqa: PLC0414 - read by callers from here
 from relay_client.problem import (
-    KNOWN_CODES,
     NOT_JSON,
     REFUSAL_CODES,
     Problem,
@@ -57,9 +65,12 @@ _BY_CODE_IN_2XX: Mapping[str, Sort] = {
     "invalid_token": Sort.UNAUTHORIZED,
     "insufficient_scope": Sort.FORBIDDEN,
 }
-_RPC_REFUSALS = frozenset({"-32601", "-32602"})
-_RPC_MENDABLE = frozenset({"-32020", "-32021", "-32022"})
-_RPC_FAILURES = _RPC_MENDABLE | {"-32603"}
+_RPC_REFUSALS = REFUSALS | {MISSING_CAPABILITY}
+_RPC_FAILURES = frozenset({HEADER_MISMATCH, UNSUPPORTED_VERSION, INTERNAL_ERROR})
+_OF_AN_EVENT = frozenset({
+    Sort.ACCEPTED, Sort.TOOL_ERROR, Sort.REFUSED, Sort.TOO_LARGE, Sort.CONFLICT, Sort.DUPLICATE,
+    Sort.IN_PROGRESS,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +144,9 @@ def read_tool_call(answer: Answer, request_id: str, *, now_ms: int, max_retry_af
     """What the answer to an MCP `tools/call` means; `code` is the JSON-RPC error code as text.
 
     ACCEPTED and TOOL_ERROR carry the result. LOST is also a 2xx without a readable result: the tool may have
-    run. FAILED with -32020, -32021 or -32022 is the caller's to mend (another header, version or capability).
-    NO_ENDPOINT is also a 4xx without a JSON-RPC code: the endpoint does not speak this era of the protocol.
+    run. FAILED with -32020 or -32022 is the caller's to mend (other header fields, another version); -32021
+    asks for a capability that nobody here has: REFUSED. NO_ENDPOINT is also a 4xx without a JSON-RPC code:
+    the endpoint does not speak this era, unless the answer's `era_holds` says that it does.
     """
     if answer.status is None:
         return _without_answer(answer)
@@ -147,18 +159,23 @@ def read_tool_call(answer: Answer, request_id: str, *, now_ms: int, max_retry_af
     sort = _sort_of_error(heard)
     if sort in {Sort.UNAUTHORIZED, Sort.FORBIDDEN, Sort.BUSY, Sort.REDIRECTED}:
         return _reading(heard, sort)
-    return _reading(heard, _sort_of_rpc_error(heard.problem.code) or _without_rpc_code(heard, sort))
+    code = heard.problem.code
+    if answer.status == 400 and code in OF_STATELESS:
+        return replace(_reading(heard, _sort_of_rpc_error(code) or sort), not_run=True)
+    return _reading(heard, _sort_of_rpc_error(code) or (sort if answer.era_holds else _of_era(heard, sort)))
 
 
-def speaks_other_era(answer: Answer) -> bool:
-    """Whether the answer to a stateless MCP request says that the endpoint speaks the era of sessions.
+def read_preparation(answer: Answer, *, now_ms: int, max_retry_after_ms: int) -> Reading:
+    """What it means that this answer to `tools/list`, `initialize` or its like stands before a tool call.
 
-    Any 4xx but 401, 403, 408, 409, 425 and 429, unless the code in it shows that the request was understood.
+    As `read_tool_call`, but it speaks of no event: what would be a refusal, or settle one, is NO_ENDPOINT.
     """
-    if answer.status is None or not 400 <= answer.status < 500 or answer.status in {401, 403, 408, 425, 429}:
-        return False
-    code = read_problem(answer.body, parse_json(answer.body), {}).code
-    return answer.status != 409 and code not in _RPC_REFUSALS | _RPC_FAILURES | KNOWN_CODES
+    read = read_tool_call(answer, answer.request_id, now_ms=now_ms, max_retry_after_ms=max_retry_after_ms)
+    unreadable = read.sort is Sort.LOST and answer.status is not None and not answer.cut
+    if unreadable or read.sort in _OF_AN_EVENT:
+        detail = "no revision of MCP that is known here" if read.sort is Sort.ACCEPTED else read.detail
+        read = replace(read, sort=Sort.NO_ENDPOINT, detail=one_line(detail), result=None)
+    return replace(read, not_run=True)
 
 
 def read_health(answer: Answer) -> bool:
@@ -305,7 +322,7 @@ def _sort_of_rpc_error(code: str) -> Sort | None:
     return Sort.FAILED if code in _RPC_FAILURES else None
 
 
-def _without_rpc_code(heard: _Heard, sort: Sort) -> Sort:
+def _of_era(heard: _Heard, sort: Sort) -> Sort:
     """A 4xx that shows no understanding of MCP is the endpoint's era, not the call."""
     of_era = heard.status < 500 and heard.status != 409 and sort in {Sort.REFUSED, Sort.FAILED}
     return Sort.NO_ENDPOINT if of_era else sort

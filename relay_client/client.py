@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, cast
 
@@ -29,6 +30,7 @@ Read = Callable[[int, Mapping[str, str], Iterable[bytes]], tuple[bytes, bool]]
 
 _SHORTEST_MASKED_TOKEN = 8
 _SPAN_ID_BYTES = 8
+_REQUEST_ID_BYTES = 16
 
 
 def _own_version() -> str:
@@ -119,47 +121,69 @@ class RelayClient:
         token: str | None,
         key: str | None,
         origin: Origin,
-        request_id: str,
+        request_id: str | None = None,
+        session: mcp.Session | None = None,
+        mirrored: Iterable[tuple[str, str]] = (),
         timeout_ms: int | None = None,
         deadline: float | None = None,
     ) -> Answer:
-        """Call an MCP tool, stateless (revision 2026-07-28); `params` is `{"name": …, "arguments": …}`.
+        """Call an MCP tool, in this session or else stateless; `params` is `{"name": …, "arguments": …}`.
 
-        The body of the answer is the text of the JSON-RPC message with our id, out of an event stream too;
-        the stream is read no further. The call has a connection of its own: no idle one that ends on the way
-        makes the outcome of an unsafe call unknown.
+        `mirrored` are the header fields that a stateless tool asks for (`mcp_params`). The body of the answer
+        is the text of the JSON-RPC message with our id, out of an event stream too; the stream is read no
+        further. The call has a connection of its own: no idle one that ends on the way makes the outcome of
+        an unsafe call unknown.
         """
-        body = mcp.tool_call_body(params, request_id=request_id, key=key, version=VERSION)
-        fields = [*mcp.request_fields("tools/call", tool), *self._delivery(key, origin)]
-        return self._ask_mcp(
-            body,
-            fields,
-            request_id=request_id,
-            token=token,
-            timeout_ms=_given(timeout_ms, self._mcp_timeout_ms),
-            deadline=deadline,
-        )
+        request_id = request_id or self._new_id()
+        if session is None:
+            body = mcp.tool_call_body(params, request_id=request_id, key=key, version=VERSION)
+            fields = [*mcp.request_fields("tools/call", tool), *mirrored]
+        else:
+            body = mcp.session_call_body(params, request_id=request_id, key=key)
+            fields = mcp.session_fields(session)
+        timeout_ms = _given(timeout_ms, self._mcp_timeout_ms)
+        fields += self._delivery(key, origin)
+        return self._ask_mcp(body, fields, request_id, token=token, timeout_ms=timeout_ms, deadline=deadline)
 
     def discover_tools(
         self,
         *,
         token: str | None,
         request_id: str | None = None,
+        cursor: str | None = None,
         timeout_ms: int | None = None,
         deadline: float | None = None,
     ) -> Answer:
         """Ask for `tools/list`, stateless: finds out which era the endpoint speaks, and repeats nothing."""
-        request_id = request_id or self._random_bytes(_SPAN_ID_BYTES).hex()
-        body = mcp.tools_list_body(request_id=request_id, version=VERSION)
+        request_id = request_id or self._new_id()
+        body = mcp.tools_list_body(request_id=request_id, version=VERSION, cursor=cursor)
         fields = mcp.request_fields("tools/list")
-        return self._ask_mcp(
-            body,
-            fields,
-            request_id=request_id,
-            token=token,
-            timeout_ms=_given(timeout_ms, self._request_timeout_ms),
-            deadline=deadline,
-        )
+        timeout_ms = _given(timeout_ms, self._request_timeout_ms)
+        return self._ask_mcp(body, fields, request_id, token=token, timeout_ms=timeout_ms, deadline=deadline)
+
+    def initialize(
+        self, *, token: str | None, timeout_ms: int | None = None, deadline: float | None = None
+    ) -> Answer:
+        """Ask for a session; `confirm_session` ends its opening."""
+        request_id = self._new_id()
+        body = mcp.initialize_body(request_id=request_id, version=VERSION)
+        fields = mcp.session_fields(None)
+        timeout_ms = _given(timeout_ms, self._request_timeout_ms)
+        return self._ask_mcp(body, fields, request_id, token=token, timeout_ms=timeout_ms, deadline=deadline)
+
+    def confirm_session(
+        self,
+        session: mcp.Session,
+        *,
+        token: str | None,
+        timeout_ms: int | None = None,
+        deadline: float | None = None,
+    ) -> Answer:
+        """Say `notifications/initialized`: the session may be used once this is answered with a 2xx."""
+        fields = mcp.session_fields(session)
+        timeout_ms = _given(timeout_ms, self._request_timeout_ms)
+        body = mcp.initialized_body()
+        return self._ask_mcp(body, fields, None, token=token, timeout_ms=timeout_ms, deadline=deadline)
 
     def health(self, *, timeout_ms: int | None = None, deadline: float | None = None) -> Answer:
         """Ask whether the relay works; without a token."""
@@ -193,8 +217,8 @@ class RelayClient:
         self,
         body: bytes,
         fields: Fields,
+        request_id: str | None,
         *,
-        request_id: str,
         token: str | None,
         timeout_ms: int,
         deadline: float | None,
@@ -204,11 +228,15 @@ class RelayClient:
         request.extensions["fresh"] = True
 
         def read(status: int, headers: Mapping[str, str], chunks: Iterable[bytes]) -> tuple[bytes, bool]:
-            if 200 <= status < 300 and _is_event_stream(headers):
+            if request_id and 200 <= status < 300 and _is_event_stream(headers):
                 return read_message(chunks, request_id, limit_bytes(status))
             return _read_whole(status, headers, chunks)
 
-        return self._ask(request, timeout_ms, deadline, token=token, read=read)
+        answer = self._ask(request, timeout_ms, deadline, token=token, read=read)
+        return replace(answer, request_id=request_id or "")
+
+    def _new_id(self) -> str:
+        return self._random_bytes(_REQUEST_ID_BYTES).hex()
 
     def _delivery(self, key: str | None, origin: Origin) -> Fields:
         fields = origin_fields(origin, self._random_bytes(_SPAN_ID_BYTES) if origin.traceparent else b"")

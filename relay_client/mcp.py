@@ -1,6 +1,7 @@
-"""The texts of the MCP calls, and the answer among messages: revision 2026-07-28, stateless. Pure.
+"""The texts of the MCP calls of both eras, and the answer among messages. Pure.
 
-A stored call is never taken apart: the request is joined around its text.
+Revision 2026-07-28 is stateless; those before it have sessions. A stored call is never taken apart: the
+request is joined around its text.
 """
 
 from __future__ import annotations
@@ -9,14 +10,25 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 PROTOCOL_VERSION = "2026-07-28"
+SESSION_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # the first one is offered
 KEY_FIELD = "relay-outbox/idempotencyKey"
 ACCEPT = "application/json, text/event-stream"
 
 _PLAIN = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _LOOKS_ENCODED = re.compile(r"=\?base64\?.*\?=")
+_SESSION_ID = re.compile(r"[\x21-\x7e]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What `initialize` agreed on: a revision, and the session's id where the server gave one."""
+
+    version: str
+    id: str | None = None
 
 
 def tool_call_body(params: bytes, *, request_id: str, key: str | None, version: str) -> bytes:
@@ -25,25 +37,64 @@ def tool_call_body(params: bytes, *, request_id: str, key: str | None, version: 
     Raises:
         ValueError: `params` is no text of a JSON object with a member in it.
     """
-    text = params.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}") and text[1:-1].strip()):
-        raise ValueError("the params of a tool call are a JSON object with a name")
-    return b'%b,"params":%b,"_meta":%b}}' % (
-        _opening("tools/call", request_id),
-        text[:-1],
-        _meta(key, version),
-    )
+    meta = _meta(key, version)
+    return b'%b,"params":%b,"_meta":%b}}' % (_opening("tools/call", request_id), _inside(params), meta)
 
 
-def tools_list_body(*, request_id: str, version: str) -> bytes:
-    """A `tools/list` request."""
-    return b'%b,"params":{"_meta":%b}}' % (_opening("tools/list", request_id), _meta(None, version))
+def tools_list_body(*, request_id: str, version: str, cursor: str | None = None) -> bytes:
+    """A `tools/list` request; `cursor` asks for a further page."""
+    page = b"" if cursor is None else b'"cursor":%b,' % _text(cursor)
+    meta = _meta(None, version)
+    return b'%b,"params":{%b"_meta":%b}}' % (_opening("tools/list", request_id), page, meta)
+
+
+def initialize_body(*, request_id: str, version: str) -> bytes:
+    """The request that opens a session; offers the newest revision that has sessions."""
+    params = {
+        "protocolVersion": SESSION_VERSIONS[0],
+        "capabilities": {},
+        "clientInfo": {"name": "relay-outbox", "version": version},
+    }
+    return b'%b,"params":%b}' % (_opening("initialize", request_id), _text(params))
+
+
+def initialized_body() -> bytes:
+    """The notification that ends the opening of a session."""
+    return b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+
+
+def session_call_body(params: bytes, *, request_id: str, key: str | None) -> bytes:
+    """As `tool_call_body`, for a session: it knows who we are already.
+
+    Raises:
+        ValueError: as there.
+    """
+    meta = _text({KEY_FIELD: key} if key else {})
+    return b'%b,"params":%b,"_meta":%b}}' % (_opening("tools/call", request_id), _inside(params), meta)
 
 
 def request_fields(method: str, tool: str | None = None) -> list[tuple[str, str]]:
     """The header fields of a request; `Mcp-Name` for a tool."""
     fields = [("Accept", ACCEPT), ("MCP-Protocol-Version", PROTOCOL_VERSION), ("Mcp-Method", method)]
     return fields if tool is None else [*fields, ("Mcp-Name", encode_name(tool))]
+
+
+def session_fields(session: Session | None) -> list[tuple[str, str]]:
+    """The header fields of a request in a session; None: of the one that opens it."""
+    fields = [("Accept", ACCEPT)]
+    if session is None:
+        return fields
+    fields.append(("MCP-Protocol-Version", session.version))
+    return fields if session.id is None else [*fields, ("Mcp-Session-Id", session.id)]
+
+
+def opened_session(message: Mapping[str, Any] | None, session_id: str | None) -> Session | None:
+    """The session that the answer to `initialize` opens; None when it opens none that can be used here."""
+    result = message.get("result") if message else None
+    version = result.get("protocolVersion") if isinstance(result, dict) else None
+    if version not in SESSION_VERSIONS or (session_id is not None and not _SESSION_ID.fullmatch(session_id)):
+        return None
+    return Session(version, session_id)
 
 
 def encode_name(name: str) -> str:
@@ -70,6 +121,14 @@ def answer_to(value: Any, request_id: str) -> Mapping[str, Any] | None:
         if "error" in message and message.get("id") in (request_id, None):
             return message
     return None
+
+
+def _inside(params: bytes) -> bytes:
+    """The text of an object without its last brace, so that a member can follow."""
+    text = params.strip()
+    if not (text.startswith(b"{") and text.endswith(b"}") and text[1:-1].strip()):
+        raise ValueError("the params of a tool call are a JSON object with a name")
+    return text[:-1]
 
 
 def _opening(method: str, request_id: str) -> bytes:

@@ -49,6 +49,10 @@ class Answer:
     `status` is None when no whole answer came; then `failure` says why. `headers` have lower-case names, a
     repeated one joined by ", ". `body` is cut at the contract's limits (64 KiB of an error, 8 MiB of a 2xx);
     `cut` says so.
+
+    Of MCP only: `request_id` is the JSON-RPC id that was asked with. `is_preparation` says that this answers
+    a request before the call, and that the call itself did not run; `era_holds` that the endpoint was asked
+    again after this answer and still speaks this era, so that the answer is about the call.
     """
 
     status: int | None
@@ -59,6 +63,9 @@ class Answer:
     detail: str = ""
     elapsed_ms: int = 0
     sent: bool = True
+    request_id: str = ""
+    is_preparation: bool = False
+    era_holds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,8 @@ class Reading:
 
     `code` is the relay's own error code, "" without one. `detail` is one line without control characters, at
     most 300 characters. `excerpt` is the start of the body as text, at most 2 KiB, for the dead letter.
-    `retry_after_ms` is None when the answer asked for no (readable) wait.
+    `retry_after_ms` is None when the answer asked for no (readable) wait. `not_run` says that a tool call
+    certainly had no effect, whatever else is unknown.
     """
 
     sort: Sort
@@ -78,6 +86,7 @@ class Reading:
     retry_after_ms: int | None = None
     items: tuple[Reading, ...] = ()
     result: str | None = None  # the JSON text of an MCP result, at most 16 KiB
+    not_run: bool = False
     generation: int | None = None  # a continuation archive's generation
 
 

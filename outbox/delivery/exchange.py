@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 
 from outbox.delivery.parcel import Form, Parcel
@@ -13,6 +12,7 @@ from relay_client import (
     Reading,
     read_archive_chunk,
     read_batch,
+    read_preparation,
     read_single,
     read_tool_call,
 )
@@ -27,15 +27,13 @@ class Cut:
 
 def exchange(delivery: Delivery, parcel: Parcel, token: str | None) -> Reading | Cut:
     """Send one request and read its answer."""
-    request_id = str(uuid.uuid4())
     if parcel.form is Form.TOOL:
-        answer = delivery.client.call_tool(
+        answer = delivery.mcp.call(
             parcel.body,
             tool=parcel.tool,
             token=token,
             key=parcel.key,
             origin=parcel.origin,
-            request_id=request_id,
             deadline=delivery.deadline,
         )
         delivery.longest_call_ms = max(delivery.longest_call_ms, answer.elapsed_ms)
@@ -48,26 +46,27 @@ def exchange(delivery: Delivery, parcel: Parcel, token: str | None) -> Reading |
             origin=parcel.origin,
             deadline=delivery.deadline,
         )
-    return _read(delivery, parcel.form, parcel.count, answer, request_id)
+    return _read(delivery, parcel.form, parcel.count, answer)
 
 
-def ask_for_tools(delivery: Delivery, token: str | None) -> Reading | Cut:
-    """Ask an MCP endpoint for its tools: shows what is spoken there, and repeats nothing."""
-    request_id = str(uuid.uuid4())
-    answer = delivery.client.discover_tools(token=token, request_id=request_id, deadline=delivery.deadline)
-    return _read(delivery, Form.TOOL, 1, answer, request_id)
+def prepare_call(delivery: Delivery, tool: str, token: str | None) -> Reading | Cut | None:
+    """Find out how an MCP endpoint is spoken to, without the call; None when all is ready."""
+    answer = delivery.mcp.prepare(tool, token=token, deadline=delivery.deadline)
+    return None if answer is None else _read(delivery, Form.TOOL, 1, answer)
 
 
-def _read(delivery: Delivery, form: Form, count: int, answer: Answer, request_id: str) -> Reading | Cut:
+def _read(delivery: Delivery, form: Form, count: int, answer: Answer) -> Reading | Cut:
     if answer.failure is Failure.STOPPED:
-        return Cut(answer.sent)
+        return Cut(answer.sent and not answer.is_preparation)
     most, now_ms = delivery.max_retry_after_ms, delivery.clock.wall_ms()
+    if answer.is_preparation:
+        return read_preparation(answer, now_ms=now_ms, max_retry_after_ms=most)
     match form:
         case Form.GROUP:
             return read_batch(answer, count, now_ms=now_ms, max_retry_after_ms=most)
         case Form.ARCHIVE:
             return read_archive_chunk(answer, now_ms=now_ms, max_retry_after_ms=most)
         case Form.TOOL:
-            return read_tool_call(answer, request_id, now_ms=now_ms, max_retry_after_ms=most)
+            return read_tool_call(answer, answer.request_id, now_ms=now_ms, max_retry_after_ms=most)
         case Form.SINGLE:
             return read_single(answer, now_ms=now_ms, max_retry_after_ms=most)

@@ -99,7 +99,6 @@ class Gate:
         self._health: tuple[int, bool] | None = None
         self._dirty: set[str] = set()
         self.is_known = False  # this relay was served from here before
-        self.era_known = False  # of the MCP endpoint, for this process
         self.capabilities = Capabilities()
         self._spec_due_ms = 0  # monotonic
         self.refused_token = ""  # the name of the token that was refused last

@@ -6,12 +6,11 @@ what becomes of the events in settling.py, what is known of the relay in gate.py
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from outbox.delivery.batch_event import BatchEvents
-from outbox.delivery.exchange import Cut, ask_for_tools, exchange
+from outbox.delivery.exchange import Cut, exchange, prepare_call
 from outbox.delivery.gate import Permit, Wait
 from outbox.delivery.grouping import Grouping, take_run
 from outbox.delivery.parcel import Form, Parcel, group, key_of, origin_of, single
@@ -181,7 +180,7 @@ class Pump:
         if permit.ask_health:
             return self._prove(permit)
         sending = Sending(box, permit, permit.path, token, unsafe)
-        if unsafe and not self._d.gate.era_known and (turn := self._find_era(sending, row)):
+        if unsafe and (turn := self._prepare(sending, row)):
             return turn
         if not self._place.may_send():
             return AtGate(RATE)
@@ -205,21 +204,19 @@ class Pump:
         gate.close(permit, gate.relay.reason or "unreachable", "it does not answer health")
         return AtGate("")
 
-    def _find_era(self, sending: Sending, row: Row) -> Turn | None:
-        """Ask for the tools before the first unsafe call, so that no such call finds out what is spoken."""
-        reading = ask_for_tools(self._d, sending.token)
+    def _prepare(self, sending: Sending, row: Row) -> Turn | None:
+        """Before an unsafe call is claimed, find out what is spoken: no such call has to find it out."""
+        reading = prepare_call(self._d, str(row.extra.get("tool", "")), sending.token)
+        if reading is None:
+            return None
         if isinstance(reading, Cut):
             return Sleep(None)
-        if reading.sort is Sort.ACCEPTED:
-            self._d.gate.era_known = True
-            return None
-        asked = dataclasses.replace(sending, unsafe=False)  # the call itself was not sent
         if reading.sort is Sort.NO_ENDPOINT:
             taken = self._claim_head(sending.box)
-            return Again() if taken is None else self._settler.each(asked, taken, [reading])
-        verdict = self._settler.judge(asked, reading)
-        self._settler.report(asked, verdict, reading)
-        return self._settler.wait_only(asked, row, reading, verdict)
+            return Again() if taken is None else self._settler.each(sending, taken, [reading])
+        verdict = self._settler.judge(sending, reading)
+        self._settler.report(sending, verdict, reading)
+        return self._settler.wait_only(sending, row, reading, verdict)
 
     # Claims and requests -----------------------------------------------------------------------------------
 

@@ -263,7 +263,6 @@ class Settler:
                 spent = reading.sort in {Sort.FAILED, Sort.LOST} and gate.budget_spent(sending.path)
                 gate.close(permit, "mass_rejection" if spent else verdict.hold, reading.detail)
             case Effect.HOLD_PATH:
-                gate.era_known = gate.era_known and sending.path != self._d.routes.mcp
                 gate.hold_path(permit, verdict.hold, reading.detail)
             case Effect.TOKEN:
                 gate.close(permit, "unauthorized", reading.detail)

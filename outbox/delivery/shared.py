@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.bounds import Bounds
@@ -18,7 +18,7 @@ from outbox.event import Limits
 from outbox.policy import Schedule
 from outbox.store.open_files import OpenFiles
 from outbox.store.row import Row
-from relay_client import RelayClient, fingerprint, read_health, read_spec
+from relay_client import McpEndpoint, RelayClient, fingerprint, read_health, read_spec
 
 _SPEC_TIMEOUT_MS = 5_000
 
@@ -49,6 +49,11 @@ class Delivery:
     flushing: bool = False
     longest_call_ms: int = 1_000  # of the tool calls so far; at first a guess
     deadline: float | None = None  # monotonic seconds: no request goes on beyond it
+    mcp: McpEndpoint = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The endpoint is the client's."""
+        self.mcp = McpEndpoint(self.client)
 
     def token(self, agent: str) -> str | None:
         """The agent's token, got anew where that is due; raises NoTokenNow."""

@@ -80,7 +80,7 @@ def judge(reading: Reading, *, unsafe: bool, works: bool) -> Verdict:
     they are never repeated by themselves.
     """
     verdict = _judge_safe(reading, works=works)
-    if unsafe and _outcome_unknown(reading):
+    if unsafe and not reading.not_run and _outcome_unknown(reading):
         return Verdict(
             Step.BURY, verdict.effect, Reason.OUTCOME_UNKNOWN, counts=verdict.counts, hold=verdict.hold
         )

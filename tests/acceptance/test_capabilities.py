@@ -20,7 +20,7 @@ def test_a_relay_that_honours_keys_makes_tool_calls_safe(tmp_path):
     lost = []
 
     def behave(request):
-        if not lost:
+        if not lost and b"tools/call" in request.body:
             lost.append(request)
             world.relay.accept(request)
             raise Lose

@@ -77,7 +77,7 @@ def test_a_tool_that_says_no_without_words(value):
         (200, -32603, Sort.FAILED),
         (500, -32603, Sort.FAILED),
         (400, -32020, Sort.FAILED),
-        (400, -32021, Sort.FAILED),
+        (400, -32021, Sort.REFUSED),
         (400, -32022, Sort.FAILED),
         (200, -32000, Sort.FAILED),
         (400, -32600, Sort.NO_ENDPOINT),
