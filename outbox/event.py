@@ -295,6 +295,10 @@ def _unknown_field(given: Mapping[str, str]) -> UsageError:
     name = next(name for name in given if name not in _FIELDS)
     if name in _PULL_FIELDS:
         return UsageError(f'"{name}" belongs to pull lanes, which this outbox does not have; leave it out')
+    if name == "agent":
+        return UsageError(
+            '"agent" is no field of an event: all events of one call are one agent\'s (--agent)'
+        )
     return unknown("field", name, _FIELDS)
 
 

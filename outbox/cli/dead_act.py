@@ -90,7 +90,8 @@ def _picked(
         if missing:
             seqs = ", ".join(map(number, sorted(missing)))
             raise UsageError(
-                f"No dead letter {seqs} of {box.agent!r} fits. Nothing was changed. See: outbox dead list"
+                f"There is no dead letter {seqs} of {box.agent!r} that fits. Nothing was changed. What there "
+                "is: outbox dead list. What became of an event: outbox show"
             )
         if letters:
             picked.append(Picked(box.agent, box.path, letters))

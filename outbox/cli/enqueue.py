@@ -81,10 +81,14 @@ def _take_lines(outbox: Outbox, place: Path, args: argparse.Namespace) -> int:
     limits, _ = read_rules(StateDirectory(place))
     intake = Intake(outbox, as_json=args.json)
     chunks = read_chunks(sys.stdin.fileno(), before_waiting=intake.commit)
-    for line_number, line in split_lines(chunks, limits.max_payload_bytes + _ENVELOPE_BYTES):
-        if not intake.add(line_number, line):
-            break
-    intake.commit()
+    try:
+        for line_number, line in split_lines(chunks, limits.max_payload_bytes + _ENVELOPE_BYTES):
+            if not intake.add(line_number, line):
+                break
+        intake.commit()
+    except KeyboardInterrupt:
+        intake.finish()  # what was taken stays taken, and its producer should know
+        raise
     return intake.finish()
 
 

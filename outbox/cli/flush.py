@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=seconds, metavar="S", help="seconds (default: the setting daemon.flush_timeout_s)"
     )
+    own = parser.add_argument_group("where no daemon runs")
+    own.add_argument("--relay", metavar="URL", help="the relay's address (default: the setting relay.url)")
+    own.add_argument("--token-file", metavar="FILE", help="a file with its token")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,8 +43,12 @@ def run(args: argparse.Namespace) -> int:
     timeout_s = settings.daemon.flush_timeout_s if args.timeout is None else args.timeout
     agent = None if args.agent is None else checked_agent(args.agent)
     live = not args.json and sys.stdout.isatty()
-    with _watched(state, agent) if live else nullcontext():
-        report, by_daemon = _flush(settings, state, agent, timeout_s)
+    try:
+        with _watched(state, agent) if live else nullcontext():
+            report, by_daemon = _flush(settings, state, agent, timeout_s)
+    except KeyboardInterrupt:
+        say("Interrupted. What was not delivered stays on disk. See: outbox status", to=sys.stderr)
+        raise
     if args.json:
         emit_json({"delivered": report.delivered, "left": report.left, "dead": report.dead})
     else:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from difflib import get_close_matches
 from typing import NoReturn
 
 from outbox.errors import UsageError
+
+_UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
     """argparse, whose complaints are ours: one line, exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError."""
-        raise UsageError(f"{self.prog}: {message}. Nothing was done. See: {self.prog} --help")
+        """Raise UsageError, with the nearest option for one that is not known."""
+        hint = ""
+        if message.startswith(_UNKNOWN):
+            word = message.removeprefix(_UNKNOWN).split()[0].partition("=")[0]
+            near = get_close_matches(word, self._option_string_actions, 1)
+            hint = f' Did you mean "{near[0]}"?' if near else ""
+        raise UsageError(f"{self.prog}: {message}. Nothing was done.{hint} See: {self.prog} --help")
 
 
 def new_parser(prog: str, about: str, example: str) -> Parser:

@@ -39,7 +39,12 @@ def settings_to_look(args: argparse.Namespace) -> Settings:
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
-    return {"daemon.state_dir": args.state_dir}
+    """The settings that flags of this command give; `relay` and `token_file` are only some commands' own."""
+    return {
+        "daemon.state_dir": args.state_dir,
+        "relay.url": getattr(args, "relay", None),
+        "relay.token_file": getattr(args, "token_file", None),
+    }
 
 
 def state_of(settings: Settings) -> StateDirectory:

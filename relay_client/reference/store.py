@@ -52,7 +52,11 @@ class Store:
             self._durable = _open(path, "FULL")
             self._quick = _open(path, "NORMAL")
         except (OSError, apsw.Error) as error:
-            raise StoreUnusable(f"{path}: {error}") from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise StoreUnusable(
+                f"The relay's file {path} cannot be used: {reason}. Nothing was started. "
+                "Name another with --db."
+            ) from error
         self._waiting: list[_Waiting] = []
         self._waited_for = False
 

@@ -97,6 +97,14 @@ def test_it_delivers_by_itself(state, relay):
     assert flush(state, 20, to(relay.url)) == (0, {"delivered": 0, "left": 0, "dead": 0})
 
 
+def test_where_to_can_be_said_on_the_command_line(state, relay, tmp_path):
+    """As it was said to `outbox serve`: nothing else has to be set."""
+    put(state, "a", 1)
+    (tmp_path / "token").write_text(TOKEN, "utf-8")
+    words = ("--relay", relay.url, "--token-file", str(tmp_path / "token"))
+    assert flush(state, 20, {}, *words) == (0, {"delivered": 1, "left": 0, "dead": 0})
+
+
 def test_only_one_agent(state, relay):
     """With --agent the events of others stay where they are."""
     put(state, "a", 0)

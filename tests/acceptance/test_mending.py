@@ -344,8 +344,8 @@ def test_which_are_meant(capsys, letters, words, found):
     [
         ([], "Which dead letters?"),
         (["3"], "Whose?"),
-        (["builder", "3", "99"], "No dead letter 99"),
-        (["builder", "4"], "No dead letter 4"),
+        (["builder", "3", "99"], "There is no dead letter 99"),
+        (["builder", "4"], "There is no dead letter 4"),
         (["builder", "x"], "'x' is no number"),
         (["nobody", "1"], "no outbox of 'nobody'"),
         (["builder", "1", "--kind", "session-message"], "fits"),

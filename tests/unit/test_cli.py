@@ -148,6 +148,13 @@ def test_an_unknown_command_names_the_nearest(capsys):
     assert "Commands are serve, " in command(capsys, "xyzzy")[2]
 
 
+def test_an_unknown_option_names_the_nearest(capsys):
+    """Exit 2, one line."""
+    status, told, errors = command(capsys, "enqueue", "--agnet=b")
+    assert (status, told, errors.count("\n")) == (2, "", 1)
+    assert 'unrecognized arguments: --agnet=b. Nothing was done. Did you mean "--agent"?' in errors
+
+
 @pytest.mark.parametrize(
     "words", [("status", "--nonsense"), ("why",), ("skip", "a", "b"), ("dead",), ("status", "--js")]
 )

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 from command_line import command, environment, in_process
+from processes import wait_for
 
+from outbox import Outbox
 from outbox.cli.intake import Intake, read_chunks
 from outbox.errors import StoreBusy, StoreDamaged, StoreFull, UsageError
 from outbox.store.directory import StateDirectory
@@ -235,6 +238,28 @@ def test_one_event_again(capsys):
     assert "'k' was already used for another event (seq 1)" in errors
     receipt = json.loads(command(capsys, *words, "1", "--json")[1])
     assert receipt == {"seq": 1, "idempotencyKey": "k", "duplicate": True, "state": "waiting", "line": 1}
+
+
+def test_an_end_by_ctrl_c_tells_what_was_taken(tmp_path):
+    """A person who types events line by line learns which of them are on disk."""
+    typed = b'{"kind": "insight", "payload": 1}\n'
+    typing = subprocess.Popen(
+        [sys.executable, "-m", "outbox", "enqueue", "--agent", "a", "--state-dir", str(tmp_path / "state")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(tmp_path),
+    )  # fmt: skip
+    with typing:
+        typing.stdin.write(typed)
+        typing.stdin.flush()
+        wait_for(lambda: waiting(tmp_path / "state") == 1)
+        typing.send_signal(signal.SIGINT)
+        told = typing.stdout.read()
+    assert (typing.returncode, told) == (130, b"1 event accepted, seq 1.\n")
+
+
+def waiting(state_dir):
+    """How many events wait in the outbox of a."""
+    with Outbox.open("a", state_dir=state_dir) as outbox:
+        return outbox.depth
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,10 @@ def test_what_is_not_utf_8_is_refused(line):
         ('{"kind":"insight"}', "the payload is missing; for one without content give null"),
         (event_text(dedupekey="x"), 'field "dedupekey" is not known; did you mean "dedupeKey"?'),
         (event_text(occurred_at=1), 'field "occurred_at" is not known; did you mean "occurredAt"?'),
+        (
+            event_text(agent="a"),
+            '"agent" is no field of an event: all events of one call are one agent\'s (--agent)',
+        ),
         (event_text(lane="x"), '"lane" belongs to pull lanes, which this outbox does not have; leave it out'),
         (
             event_text(priority=1),
