@@ -12,6 +12,7 @@ from typing import Any
 
 from outbox.api.explain import Explanation, explain
 from outbox.api.obstacle import KIND_PATHS, Obstacle, Scope, closed_gate
+from outbox.capture.hook_faults import HookFaults, read_faults
 from outbox.errors import StoreError
 from outbox.store.directory import StateDirectory
 from outbox.store.file import BUSY_TIMEOUT_MS, OutboxFile, open_outbox
@@ -46,6 +47,7 @@ class Overview:
     auth: Mapping[str, Any]
     daemon: RunningDaemon | None
     now_ms: int
+    hooks: HookFaults | None = None  # what hooks of agent runners could not record
 
 
 def overview(
@@ -76,6 +78,7 @@ def overview(
         auth=facts.get("auth") or {},
         daemon=daemon,
         now_ms=now_ms,
+        hooks=read_faults(state),
     )
 
 
@@ -115,6 +118,8 @@ def as_json(seen: Overview) -> dict[str, Any]:
             "version": daemon.version or None,
             "uptimeS": max(0, seen.now_ms - daemon.started_at_ms) // 1000 if daemon.started_at_ms else 0,
         },
+        "hooks": seen.hooks
+        and {"lost": seen.hooks.lost, "lastAt": seen.hooks.last_at_ms, "last": seen.hooks.last},
     }
 
 

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     say(*head_lines(seen), *(clean(seed_advice(path)) for path in seeds))
     if not seen.outboxes:
+        say(*notes(seen))
         say(f"No outbox yet below {clean(str(state.path))}: an agent's first event makes one.")
         return 0
     say(*agent_lines(seen, terminal_width(sys.stdout)), *notes(seen))
@@ -134,3 +135,7 @@ def notes(seen: Overview) -> Iterator[str]:
         yield f"{count(dropped, 'event')} dropped by a bound; the relay is told in their place."
     if dead:
         yield f"{count(dead, 'dead letter')}: outbox dead list"
+    if seen.hooks:
+        last_at = local_time(seen.hooks.last_at_ms, seen.now_ms)
+        calls = "1 call of a hook was" if seen.hooks.lost == 1 else f"{number(seen.hooks.lost)} calls of hooks were"
+        yield clean(f"{calls} not recorded, the last at {last_at}: {seen.hooks.last}")
