@@ -118,9 +118,11 @@ def as_json(seen: Overview) -> dict[str, Any]:
             "version": daemon.version or None,
             "uptimeS": max(0, seen.now_ms - daemon.started_at_ms) // 1000 if daemon.started_at_ms else 0,
         },
-        "hooks": seen.hooks
-        and {"lost": seen.hooks.lost, "lastAt": seen.hooks.last_at_ms, "last": seen.hooks.last},
-    }
+    } | ({"hooks": _hooks_json(seen.hooks)} if seen.hooks else {})
+
+
+def _hooks_json(faults: HookFaults) -> dict[str, Any]:
+    return {"lost": faults.lost, "lastAt": faults.last_at_ms, "last": faults.last}
 
 
 def _line(state: StateDirectory, path: Path, told: Callable[[OutboxStatus], Explanation]) -> OutboxLine:

@@ -137,5 +137,5 @@ def notes(seen: Overview) -> Iterator[str]:
         yield f"{count(dead, 'dead letter')}: outbox dead list"
     if seen.hooks:
         last_at = local_time(seen.hooks.last_at_ms, seen.now_ms)
-        calls = "1 call of a hook was" if seen.hooks.lost == 1 else f"{number(seen.hooks.lost)} calls of hooks were"
-        yield clean(f"{calls} not recorded, the last at {last_at}: {seen.hooks.last}")
+        lost = count(seen.hooks.lost, "call")
+        yield clean(f"Hooks could not record {lost}, the last at {last_at}: {seen.hooks.last}")
