@@ -42,7 +42,7 @@ class Memory:
         self._url = url
         self._mutex = threading.Lock()
         self.known = Known()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OutboxError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, OutboxError):
             self.known = _decoded(self._path.read_text("utf-8"), url)
 
     def learn(

@@ -36,6 +36,7 @@ _AGENT_VARIABLE = "OUTBOX_AGENT"
 _STDIN, _STDOUT = 0, 1
 _READ_BYTES = 64 * 1024
 _ENVELOPE_BYTES = 1024 * 1024  # what may stand beside a call's arguments on its line
+_LINE_BYTES = 64 * 1024 * 1024  # what does not wait may be larger than an event
 _SPEC_TIMEOUT_MS = 5_000
 
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         told=_told(settings, state, agent, tokens),
         write=_Output().write,
     )
-    proxy.serve(_lines(settings.events.max_payload_bytes + _ENVELOPE_BYTES))
+    proxy.serve(_lines(max(_LINE_BYTES, settings.events.max_payload_bytes + _ENVELOPE_BYTES)))
     calls.close()
     return 0
 
