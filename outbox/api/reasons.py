@@ -159,6 +159,9 @@ _PAUSED = (
 )
 
 _SAFE = "Nothing is lost and no attempt is counted while the relay is in trouble; delivery goes on by itself."
+_MEND = (
+    "Mend what it is asked for with ({source}): a changed file or setting is noticed. Then: outbox auth retry"
+)
 _RELAY: Mapping[str, Sentences] = {
     "unreachable": ("The relay does not answer{detail}{when}.", _SAFE),
     "unauthorized": (
@@ -170,6 +173,16 @@ _RELAY: Mapping[str, Sentences] = {
         "There is no token to send with{detail}{when}.",
         _SAFE,
         "Put it in its place ({source}); that is noticed by itself.",
+    ),
+    "token_recovery": (
+        "No token can be had{detail}{when}.",
+        _SAFE,
+        "It is tried again by itself ({source}). To try at once: outbox auth retry",
+    ),
+    "token_stopped": (
+        "No token can be had, and asking again is of no use{detail}{when}.",
+        _SAFE,
+        _MEND,
     ),
     "not_a_relay": (
         "What answers at {url} is no relay{detail}{when}.",
@@ -222,6 +235,21 @@ _AGENT: Mapping[str, Sentences] = {
         "The relay refuses this agent (403){detail}{when}.",
         _ONLY_IT,
         "Give its token the right that it lacks: that is noticed by itself. {skip}",
+    ),
+    "unauthorized": (
+        "The relay refuses this agent's token{detail}{when}.",
+        _ONLY_IT,
+        "Renew the token ({source}); that is noticed by itself. {skip}",
+    ),
+    "token_recovery": (
+        "No token can be had for this agent{detail}{when}.",
+        _ONLY_IT,
+        "It is tried again by itself ({source}). To try at once: outbox auth retry",
+    ),
+    "token_stopped": (
+        "No token can be had for this agent, and asking again is of no use{detail}{when}.",
+        _ONLY_IT,
+        _MEND,
     ),
     "failed": (
         "The relay answered {status} to it {times} while it worked for others{detail}; {attempt}.",

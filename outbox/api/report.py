@@ -20,6 +20,9 @@ from outbox.store.inspect import OutboxStatus, read_status
 from outbox.store.place import RunningDaemon, running_daemon
 from outbox.store.relay_state import read_facts
 
+FOR_ALL = "auth"
+"""The fact about the tokens as a whole; those of agents with a token of their own are "token:AGENT"."""
+
 _BUSY_TIMEOUT_MS = 1_000
 
 
@@ -75,11 +78,23 @@ def overview(
         relay_url=known_url,
         gate=closed_gate(facts),
         tried=bool(facts.get("gate")),
-        auth=facts.get("auth") or {},
+        auth=facts.get(FOR_ALL) or {},
         daemon=daemon,
         now_ms=now_ms,
         hooks=read_faults(state),
     )
+
+
+def tokens_of(facts: Mapping[str, Any], relay_url: str | None = None) -> dict[str, dict[str, Any]]:
+    """What is known of the tokens, by name; of those of another relay than `relay_url` nothing. Pure."""
+    known_url = (facts.get("gate") or {}).get("url")
+    if relay_url is not None and known_url != relay_url:
+        return {}
+    return {
+        name: fact
+        for name, fact in facts.items()
+        if (name == FOR_ALL or name.startswith("token:")) and isinstance(fact, dict)
+    }
 
 
 def outbox_files(state: StateDirectory) -> list[Path]:

@@ -62,6 +62,9 @@ class Served(Protocol):
     def resume(self, agent: str | None) -> int:
         """Resume one agent or all."""
 
+    def retry_tokens(self) -> None:
+        """Forget why no token could be had, and try at once."""
+
     def stop(self) -> None:
         """Stop the daemon."""
 
@@ -189,6 +192,10 @@ def local_app(daemon: Served) -> Starlette:
         asked = _object(await _body(request))
         return _json({"resumed": await run_in_threadpool(daemon.resume, _agent(asked))})
 
+    async def retry_tokens(_request: Request) -> Response:
+        await run_in_threadpool(daemon.retry_tokens)
+        return _json({"retried": True})
+
     async def stop(_request: Request) -> Response:
         daemon.stop()
         return _json({"stopping": True, "pid": os.getpid()}, 202)
@@ -200,6 +207,7 @@ def local_app(daemon: Served) -> Starlette:
             Route("/v1/flush", flush, methods=["POST"]),
             Route("/v1/pause", pause, methods=["POST"]),
             Route("/v1/resume", resume, methods=["POST"]),
+            Route("/v1/auth/retry", retry_tokens, methods=["POST"]),
             Route("/v1/stop", stop, methods=["POST"]),
         ],
         exception_handlers={OutboxError: _refused, HTTPException: _not_served},

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "dead": ("outbox.cli.dead", "the dead letters: list, show, replay, discard, export them"),
     "pause": ("outbox.cli.pause", "send nothing more of an agent, or of all"),
     "resume": ("outbox.cli.resume", "go on with an agent, or with all"),
+    "auth": ("outbox.cli.auth", "how the tokens stand; ask for one at once"),
     "doctor": ("outbox.cli.doctor", "look at everything that can be wrong, and say what to do"),
     "config": (
         "outbox.cli.config",

@@ -9,7 +9,7 @@ from typing import Any
 
 from outbox.cli.doctor_finding import Finding, failure, ok, warning
 from outbox.cli.output import bytes_text, count
-from outbox.daemon.compose import relay_client, token_source
+from outbox.daemon.compose import is_minted, relay_client, token_source
 from outbox.errors import ConfigError
 from outbox.setting_keys import Settings
 from relay_client import Answer, RelayClient, TokenUnavailable, read_health, read_spec
@@ -54,7 +54,10 @@ def _asked(
     yield _health(health, settings)
     if health.status is None:
         return
-    if configured:
+    if configured and is_minted(settings):
+        token = None  # asking for one would take the daemon's place at whoever gives them out
+        yield _as_known(facts)
+    elif configured:
         token, finding = _token(settings)
         yield finding or _accepted(client, settings, token, facts)
     else:
@@ -121,6 +124,10 @@ def _as_known(facts: Mapping[str, Any], source: str = "") -> Finding:
     if state == "refused":
         said = f"The relay refused the token ({source}) when an event was sent last. Events wait."
         return failure("token", said, "Renew it; a changed file is noticed by itself.")
+    if state in {"failing", "stopped"}:
+        said = f"No token can be had ({source}): {auth.get('detail') or 'no reason is known'}. Events wait."
+        todo = "It is tried again by itself." if state == "failing" else "Mend it, then: outbox auth retry"
+        return failure("token", said, todo)
     if state == "missing":
         return failure(
             "token", f"There was none to send with ({source}). Events wait.", "Put it in its place."

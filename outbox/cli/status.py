@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from outbox.api.explain import Explanation
 from outbox.api.obstacle import Obstacle, Scope
 from outbox.api.report import OutboxLine, Overview, as_json, overview
+from outbox.cli.auth import token_lines
 from outbox.cli.output import age, clean, count, emit_json, local_time, number, say, table, terminal_width
 from outbox.cli.seeds import seed_advice, seeds_found
 from outbox.cli.where import now_ms, settings_to_look, state_of
@@ -83,10 +84,8 @@ def _closed(gate: Obstacle, now: int) -> str:
 
 
 def _token(seen: Overview) -> Iterator[str]:
-    auth = seen.auth
-    if auth:
-        detail = f": {auth['detail']}" if auth.get("detail") else ""
-        yield f"token   {auth.get('source') or 'unknown'}, {auth.get('state') or 'not tried yet'}{detail}"
+    if seen.auth:
+        yield from token_lines(seen.auth, seen.now_ms)
 
 
 def _daemon(seen: Overview) -> str:

@@ -23,7 +23,7 @@ _BY_A_PERSON = "skipped"
 class Alarm:
     """One thing to look at. `agent` is None when it concerns more than one."""
 
-    alarm: str  # dead_letter, gap, head_stuck, damaged_file, …
+    alarm: str  # dead_letter, gap, head_stuck, damaged_file, auth_stopped, …
     agent: str | None
     reason: str
     text: str
@@ -104,6 +104,17 @@ def stuck(waiting: Sequence[OutboxStatus], why: Explanation) -> Alarm:
         agents = f"{count(len(waiting), 'agent waits', 'agents wait')} for the relay."
         return Alarm("head_stuck", None, why.reason, " ".join((agents, *why.lines[1:])))
     return Alarm("head_stuck", waiting[0].agent, why.reason, " ".join(why.lines))
+
+
+def token_stopped(before: str, auth: Mapping[str, Any]) -> list[Alarm]:
+    """The alarm when asking for tokens was given up since it stood at `before`; once for each time."""
+    if auth.get("state") != "stopped" or before == "stopped":
+        return []
+    text = (
+        f"No token can be had: {auth.get('detail') or 'it was refused'}. Nobody asks again; events wait on "
+        "disk, and none is lost. Mend what it is asked for with, then: outbox auth retry"
+    )
+    return [Alarm("auth_stopped", None, "token_stopped", text)]
 
 
 def message(alarms: Sequence[Alarm], more: int, **about: str) -> dict[str, Any]:

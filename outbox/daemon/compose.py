@@ -108,6 +108,15 @@ def minter(
     return None
 
 
+def token_origin(settings: Settings, state: StateDirectory) -> str:
+    """Where tokens come from, in words without them; nothing is asked. Raises ConfigError."""
+    asked = minter(settings, state, "")
+    if asked is None:
+        return token_source(settings).describe()
+    asked.close()
+    return asked.describe()
+
+
 def _refresh_token(path: str | None, state: StateDirectory) -> RefreshTokenFile | None:
     return None if path is None else RefreshTokenFile(path, state.tokens / "refresh.json")
 

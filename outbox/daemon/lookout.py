@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from outbox.api.explain import Explanation, explain
-from outbox.api.report import opened
-from outbox.daemon.alarms import Alarm, Known, Look, matter_of, news, stuck
+from outbox.api.report import FOR_ALL, opened
+from outbox.daemon.alarms import Alarm, Known, Look, matter_of, news, stuck, token_stopped
+from outbox.daemon.compose import is_minted
 from outbox.daemon.watch import FileWatch
 from outbox.errors import StoreDamaged, StoreError, StoreTooNew
 from outbox.setting_keys import Settings
@@ -31,11 +34,12 @@ class Lookout:
         self._told: set[str] = set()
         self._began_ms = time.time_ns() // 1_000_000
         self._aside = set(damages(state))
+        self._auth_state = _auth_of(state).get("state")
 
     def look(self, settings: Settings) -> list[Alarm]:
         """What is new since the last look."""
         now_ms = time.monotonic_ns() // 1_000_000
-        alarms = self._set_aside()
+        alarms = self._set_aside() + (self._tokens() if is_minted(settings) else [])
         try:
             changed = self._watch.changed()
         except StoreError:  # the daemon says so itself
@@ -69,6 +73,11 @@ class Lookout:
         self._faults[path] = error.code
         return [Alarm("damaged_file", None, error.code, str(error))]
 
+    def _tokens(self) -> list[Alarm]:
+        auth = _auth_of(self._state)
+        before, self._auth_state = self._auth_state, auth.get("state")
+        return token_stopped(str(before), auth)
+
     def _set_aside(self) -> list[Alarm]:
         """Files that were put aside since the last look, by whomever."""
         before, self._aside = self._aside, set(damages(self._state))
@@ -96,3 +105,8 @@ class Lookout:
             why = explain(status, facts, daemon_running=True, now_ms=now_ms, paths=settings.kind_paths())
             found.setdefault(matter_of(status, why), ([], why))[0].append(status)
         return found
+
+
+def _auth_of(state: StateDirectory) -> Mapping[str, Any]:
+    """What is known of the tokens as a whole."""
+    return read_facts(state.relay_state).get(FOR_ALL) or {}

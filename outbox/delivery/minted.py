@@ -299,10 +299,11 @@ class MintedTokens:
         self._note(credential, trouble.state, trouble)
         if credential.told != trouble.detail:
             credential.told = trouble.detail
-            event = "token_stopped" if trouble.stopped else "token_recovery_failed"
             level = "error" if trouble.stopped else "warning"
             fields = {**_of(credential), "source": self.describe(), "detail": trouble.detail}
-            self._log(event, {"level": level, **fields})
+            self._log(
+                "token_stopped" if trouble.stopped else "token_recovery_failed", {"level": level, **fields}
+            )
 
     # What people are told ----------------------------------------------------------------------------------
 
