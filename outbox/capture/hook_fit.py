@@ -8,6 +8,7 @@ from outbox.text_cut import cut_characters
 
 _BODY_SHARE = 4  # a body may fill a quarter; the rest is for the hook's JSON, which holds the same text
 _MOST_TRIES = 8
+_MOST_CHAR_BYTES = 6  # \u0000
 
 
 def size_bytes(text: str) -> int:
@@ -17,13 +18,10 @@ def size_bytes(text: str) -> int:
 
 def fitting(body: str, hook: str, max_bytes: int) -> tuple[str, str, bool]:
     """Body and the hook's JSON text, together at most about `max_bytes` of JSON, and whether one was cut."""
-    body_bytes = size_bytes(quoted(body))
-    if body_bytes + size_bytes(hook) <= max_bytes:
+    if len(body) + len(hook) <= max_bytes and size_bytes(quoted(body)) + size_bytes(hook) <= max_bytes:
         return body, hook, False
-    if body_bytes > max_bytes // _BODY_SHARE:
-        body = _cut_string(body, max_bytes // _BODY_SHARE)
-        body_bytes = size_bytes(quoted(body))
-    return body, _cut_strings(hook, max_bytes - body_bytes), True
+    body = _cut_string(body, max_bytes // _BODY_SHARE)
+    return body, _cut_strings(hook, max_bytes - size_bytes(quoted(body))), True
 
 
 def _cut_strings(text: str, max_bytes: int) -> str:
@@ -55,11 +53,10 @@ def _even_length(sizes: list[int], whole: int, wanted: int) -> int:
 
 def _cut_string(string: str, max_bytes: int) -> str:
     """The string, cut so that as JSON it has at most `max_bytes`; a mark alone may have more."""
-    size = size_bytes(quoted(string)) if len(string) * 6 > max_bytes else 0
-    keep = len(string)
-    cut = string
-    while size > max_bytes and keep:
-        keep = min(keep - 1, keep * max_bytes // size)
+    if len(string) * _MOST_CHAR_BYTES < max_bytes:
+        return string
+    cut, keep = string[: max_bytes + 1], len(string)  # no character has less than a byte
+    while (size := size_bytes(quoted(cut))) > max_bytes and keep:
+        keep = min(keep - 1, len(cut) * max_bytes // size)
         cut = cut_characters(string, keep)
-        size = size_bytes(quoted(cut))
     return cut
