@@ -22,7 +22,7 @@ from outbox.json_text import dump
 from outbox.state_dir import state_dir as default_state_dir
 from outbox.store.create import create_outbox
 from outbox.store.directory import StateDirectory
-from outbox.store.enqueue import Receipt, enqueue
+from outbox.store.enqueue import Receipt, enqueue_together
 from outbox.store.file import OutboxFile, open_outbox
 from outbox.store.rules import decode_rules
 from outbox.store.wake import Waker
@@ -214,7 +214,7 @@ class Outbox:
             return []
         now_ms = time.time_ns() // 1_000_000
         try:
-            results = enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
+            results = enqueue_together(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
         except StoreClosed:
             results = self._store_anew(drafts, now_ms)
         except StoreDamaged:
@@ -228,7 +228,7 @@ class Outbox:
         for _ in range(_MOST_REPLACEMENTS):
             box = self._current()
             with contextlib.suppress(StoreClosed):
-                return enqueue(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
+                return enqueue_together(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
         raise StoreBusy(
             f"The file of {self.agent!r} is replaced again and again. Nothing was stored; try again."
         )

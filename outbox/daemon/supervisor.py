@@ -39,7 +39,7 @@ from outbox.store.create import create_outbox
 from outbox.store.damage import tell_damages
 from outbox.store.directory import StateDirectory
 from outbox.store.dropping import expire
-from outbox.store.enqueue import Receipt, enqueue
+from outbox.store.enqueue import Receipt, enqueue_together
 from outbox.store.file import OutboxFile
 from outbox.store.people import pause, resume
 from outbox.store.place import default_socket, leave_place, take_place, write_private
@@ -372,7 +372,7 @@ class Daemon:
                 )
                 for draft in drafts
             ]
-            results = enqueue(box, events, now_ms=now_ms)
+            results = enqueue_together(box, events, now_ms=now_ms)
         self.engine.wake(path)
         return results
 

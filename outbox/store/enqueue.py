@@ -13,6 +13,7 @@ from outbox.json_text import dump, quoted
 from outbox.outcome import Act, State, move
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
+from outbox.store.group_commit import Interrupted
 
 
 class Receipt(NamedTuple):
@@ -87,6 +88,25 @@ def enqueue(box: OutboxFile, events: Sequence[Accepted], *, now_ms: int) -> list
         if book.added:
             box.run(sql.COUNT_ACCEPTED, book.last_seq, book.added, book.added_bytes, book.added)
     return [_as_it_is_now(result, book) for result in results] if book.gone else results
+
+
+def enqueue_together(
+    box: OutboxFile, events: Sequence[Accepted], *, now_ms: int
+) -> list[Receipt | OutboxError]:
+    """`enqueue`, in one commit with what other threads want to store just now."""
+    try:
+        return box.together.submit(events, lambda taken: enqueue(box, taken, now_ms=now_ms))
+    except Interrupted:
+        return _unless_stored(box, events, now_ms)
+
+
+def _unless_stored(box: OutboxFile, events: Sequence[Accepted], now_ms: int) -> list[Receipt | OutboxError]:
+    """`enqueue`, for events that may be there already: their keys tell."""
+    results = enqueue(box, [event._replace(key_given=True) for event in events], now_ms=now_ms)
+    return [
+        result if event.key_given or not isinstance(result, Receipt) else result._replace(duplicate=False)
+        for event, result in zip(events, results, strict=True)
+    ]
 
 
 def _as_it_is_now(result: Receipt | OutboxError, book: Book) -> Receipt | OutboxError:

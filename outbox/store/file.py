@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -15,6 +16,7 @@ from outbox.store.aside import is_being_replaced
 from outbox.store.connection import Connection
 from outbox.store.directory import StateDirectory, file_name, is_regular
 from outbox.store.faults import FAULTS, store_error
+from outbox.store.group_commit import GroupCommit
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
 from outbox.store.reserve import give_up_reserve, keep_reserve
 from outbox.store.rules import decode_rules, encode_rules
@@ -38,6 +40,7 @@ class OutboxFile(Connection):
         self._sender = sender_byte(path.name)
         self._rules_text = ""
         self._body_limit: int | None = None
+        self.together = GroupCommit[Any, Any]()
         self.limits, self.bounds = Limits(), Bounds()
         try:
             with self.mutex:
