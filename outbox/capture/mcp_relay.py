@@ -25,11 +25,15 @@ from outbox.capture.mcp_eras import (
 from outbox.capture.mcp_http import Call, Endpoint, NoAnswer, Ticket
 from outbox.capture.mcp_memory import Memory
 from outbox.capture.mcp_message import Message
-from relay_client import Answer, Capabilities, Reading, Sort, TokenSource, TokenUnavailable, read_tool_call
+from outbox.delivery.tokens import NoTokenNow, Tokens
+from relay_client import Answer, Capabilities, Reading, Sort, fingerprint, read_tool_call
 from relay_client.headers import encode_agent, encode_key
 from relay_client.mcp import ACCEPT, KEY_FIELD
+from relay_client.mcp_params import mirror_of, mirrored_fields
+from relay_client.problem import parse_json
 
 _HELLO_S = 5.0
+_TOKEN_S = 30.0
 _LISTEN_S = 3600.0
 _LISTEN_AGAIN_S = (1.0, 60.0)
 _SHORTEST_MASKED_TOKEN = 8
@@ -51,7 +55,7 @@ class Way:
 
     endpoint: Endpoint
     agent: str
-    tokens: TokenSource
+    tokens: Tokens
     idempotency_header: str = "quoted"
     silence_s: float = 120.0
     max_retry_after_ms: int = 3_600_000
@@ -199,11 +203,19 @@ class Relay:
 
     def _fields(self, request: Message, session: _Session, key: str | None) -> Fields:
         if session.hello.era is Era.STATELESS:
-            fields = stateless_fields(request)
+            fields = [*stateless_fields(request), *self._mirrored(request)]
         else:
             fields = session_fields(session.hello.version, session.id)
         encoded = encode_key(key, self._way.idempotency_header) if key is not None else None
         return fields if encoded is None else [*fields, ("Idempotency-Key", encoded)]
+
+    def _mirrored(self, request: Message) -> Fields:
+        """The arguments that the tool wants in header fields; a client on stdio has no such fields to set."""
+        if request.method != "tools/call":
+            return []
+        described = self._memory.known.described(request.string("name"))
+        schema = rpc.within(described, "inputSchema") if described else None
+        return mirrored_fields(mirror_of(parse_json(schema)), request.params.encode()) if schema else []
 
     def _has_expired(self, session: _Session, answer: Answer, text: str | None) -> bool:
         """Whether what was agreed is over: a session by 404, or by a 400 that is not about the request.
@@ -241,7 +253,7 @@ class Relay:
         fields[0] = ("Accept", "text/event-stream")
         while self._session is session:
             try:
-                token = self._way.tokens.token()
+                token = self._token()
                 with Call(self._way.endpoint, _LISTEN_S) as call:
                     call.send("GET", [*fields, *self._usual(token)])
                     if not call.is_stream:
@@ -249,7 +261,7 @@ class Relay:
                     wait_s = _LISTEN_AGAIN_S[0]
                     for text in call.messages():
                         self._hear(rpc.on_one_line(text))
-            except (NoAnswer, TokenUnavailable):
+            except (NoAnswer, Unanswered):
                 pass
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, most_s)
@@ -269,15 +281,21 @@ class Relay:
 
         Raises Unanswered when there is no token, or nothing came back.
         """
-        for is_last in (False, True):
-            try:
-                token = self._way.tokens.token()
-            except TokenUnavailable as missing:
-                raise Unanswered(Reading(Sort.UNAUTHORIZED, detail=f"no usable token ({missing})")) from None
+        tokens, agent = self._way.tokens, self._way.agent
+        token = self._token()
+        answer, found = self._post_once(text, [*fields, *self._usual(token)], ticket, request, silence_s)
+        if answer.status == 401 and tokens.recover(agent, fingerprint(token), deadline=_deadline()):
+            token = self._token()
             answer, found = self._post_once(text, [*fields, *self._usual(token)], ticket, request, silence_s)
-            if answer.status != 401 or is_last or not self._way.tokens.refresh():
-                return self._without(token, answer), found
-        raise AssertionError
+        if answer.status is not None and answer.status < 300:
+            tokens.accepted(agent, fingerprint(token))
+        return _without(token, answer), found
+
+    def _token(self) -> str | None:
+        try:
+            return self._way.tokens.token(self._way.agent, _deadline())
+        except NoTokenNow as missing:
+            raise Unanswered(Reading(Sort.UNAUTHORIZED, detail=f"no usable token ({missing})")) from None
 
     def _post_once(
         self, text: str, fields: Fields, ticket: Ticket, request: Message | None, silence_s: float | None
@@ -319,16 +337,22 @@ class Relay:
         fields = [("Outbox-Agent", encode_agent(self._way.agent))]
         return fields if token is None else [*fields, ("Authorization", f"Bearer {token}")]
 
-    def _without(self, token: str | None, answer: Answer) -> Answer:
-        """What a relay echoes of the token must not come into a message."""
-        if token is None or len(token) < _SHORTEST_MASKED_TOKEN or answer.status is None:
-            return answer
-        body = answer.body.replace(token.encode("ascii"), b"[token]")
-        return Answer(answer.status, headers=answer.headers, body=body, cut=answer.cut)
-
     def _own(self, method: str, params: str) -> Message:
         self._own_ids += 1
         return rpc.read_message(rpc.request(f'"outbox-{self._own_ids}"', method, params))
+
+
+def _deadline() -> float:
+    """Until when a token may be asked for."""
+    return time.monotonic() + _TOKEN_S
+
+
+def _without(token: str | None, answer: Answer) -> Answer:
+    """What a relay echoes of the token must not come into a message."""
+    if token is None or len(token) < _SHORTEST_MASKED_TOKEN or answer.status is None:
+        return answer
+    body = answer.body.replace(token.encode("ascii"), b"[token]")
+    return Answer(answer.status, headers=answer.headers, body=body, cut=answer.cut)
 
 
 def _may_be_of_other_era(answer: Answer) -> bool:

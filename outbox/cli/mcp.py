@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,15 +19,20 @@ from outbox.capture.mcp_relay import Way
 from outbox.capture.mcp_rules import Rules
 from outbox.cli.output import clean, say
 from outbox.cli.where import checked_agent, now_ms, settings_of, state_of
-from outbox.daemon.compose import relay_client, token_source
+from outbox.daemon.compose import instance_of, minter, relay_client, schedule_from, token_source
+from outbox.delivery.clock import Clock
+from outbox.delivery.minted import MintedTokens
+from outbox.delivery.shared import silent
+from outbox.delivery.tokens import HostToken, NoTokenNow, Tokens
 from outbox.errors import UsageError
 from outbox.json_text import split_lines
 from outbox.setting_keys import Settings
 from outbox.store.directory import StateDirectory
 from outbox.store.inspect import read_status
 from outbox.store.place import running_daemon
-from outbox.store.relay_state import read_facts
-from relay_client import Capabilities, TokenSource, TokenUnavailable, read_spec
+from outbox.store.relay_state import RelayState, read_facts
+from outbox.store.token_cache import TokenCache
+from relay_client import Capabilities, read_spec
 
 EXAMPLE = """\
 outbox mcp --agent builder
@@ -62,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     checked_agent(agent)
     settings = settings_of(args)
     state = state_of(settings).create(allow_network_fs=settings.daemon.allow_network_fs)
-    tokens = token_source(settings)
+    tokens = _tokens(settings, state)
     way = Way(
         endpoint_of(settings),
         agent,
@@ -83,12 +89,32 @@ def run(args: argparse.Namespace) -> int:
         told=_told(settings, state, agent, tokens),
         write=_Output().write,
     )
+    if sys.stdin is not None and sys.stdin.isatty():
+        say("Waiting for an MCP client on stdin, a JSON-RPC message a line; Ctrl-D ends it.", to=sys.stderr)
     proxy.serve(_lines(max(_LINE_BYTES, settings.events.max_payload_bytes + _ENVELOPE_BYTES)))
     calls.close()
     return 0
 
 
-def _told(settings: Settings, state: StateDirectory, agent: str, tokens: TokenSource) -> Told:
+def _tokens(settings: Settings, state: StateDirectory) -> Tokens:
+    """The tokens that a daemon here would send with: read, or asked for and shared with it."""
+    facts = RelayState(state.relay_state)
+    asked = minter(settings, state, instance_of(facts))
+    if asked is None:
+        facts.close()
+        return HostToken(token_source(settings))
+    return MintedTokens(
+        asked,
+        schedule=schedule_from(settings),
+        clock=Clock(),
+        rng=random.Random(),  # noqa: S311 - jitter is no secret
+        facts=facts,
+        cache=TokenCache(state),
+        log=silent,
+    )
+
+
+def _told(settings: Settings, state: StateDirectory, agent: str, tokens: Tokens) -> Told:
     client = relay_client(settings)
 
     def why() -> list[str]:
@@ -109,8 +135,8 @@ def _told(settings: Settings, state: StateDirectory, agent: str, tokens: TokenSo
 
     def capabilities() -> Capabilities | None:
         try:
-            return read_spec(client.spec(token=tokens.token(), timeout_ms=_SPEC_TIMEOUT_MS))
-        except TokenUnavailable:
+            return read_spec(client.spec(token=tokens.token(agent), timeout_ms=_SPEC_TIMEOUT_MS))
+        except NoTokenNow:
             return None
 
     return Told(why, capabilities, lambda line: say(clean(line), to=sys.stderr))
