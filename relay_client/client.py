@@ -228,8 +228,9 @@ class RelayClient:
         request.extensions["fresh"] = True
 
         def read(status: int, headers: Mapping[str, str], chunks: Iterable[bytes]) -> tuple[bytes, bool]:
-            if request_id and 200 <= status < 300 and _is_event_stream(headers):
-                return read_message(chunks, request_id, limit_bytes(status))
+            if 200 <= status < 300 and _is_event_stream(headers):
+                # To a notification there is no answer that could be waited for.
+                return read_message(chunks, request_id, limit_bytes(status)) if request_id else (b"", False)
             return _read_whole(status, headers, chunks)
 
         answer = self._ask(request, timeout_ms, deadline, token=token, read=read)
