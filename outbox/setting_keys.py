@@ -161,6 +161,16 @@ class NotifySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SidecarSettings:
+    """`[sidecar]`: how `outbox run` ends its command, and when it starts it again."""
+
+    kill_after_s: float = _key(20.0, Seconds(0, _HOUR_S))
+    handoff_timeout_s: float = _key(120.0, Seconds(0.1, _DAY_S))
+    settle_s: float = _key(5.0, Seconds(0.1, _HOUR_S))
+    max_restarts: int = _key(5, Whole(1, 1000))
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonSettings:
     """`[daemon]`: the process itself."""
 
@@ -187,6 +197,7 @@ class Settings:
     delivery: DeliverySettings = DeliverySettings()
     mcp: McpSettings = McpSettings()
     notify: NotifySettings = NotifySettings()
+    sidecar: SidecarSettings = SidecarSettings()
     daemon: DaemonSettings = DaemonSettings()
     kinds: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -267,6 +278,7 @@ SECTIONS = {
     "delivery": "delivery",
     "mcp": "mcp",
     "notify": "notify",
+    "sidecar": "sidecar",
     "daemon": "daemon",
 }
 

@@ -1,0 +1,106 @@
+"""Runs the command, and is to it what a terminal and a shell would be without us: nothing in between.
+
+One thread, the main one, hears all signals (they are blocked in every thread) and waits for all children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from outbox.sidecar.child import spawn
+from outbox.sidecar.reaping import reap
+from outbox.sidecar.signals import HEARD, STOPPING, goes_on, insistence
+from outbox.sidecar.terminal import Terminal
+
+_LONGEST_WAIT_S = 60.0
+
+
+def hold_signals() -> Collection[int]:
+    """Signals wait until they are asked for, in this thread and those it starts; the mask before."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+
+
+def nudge() -> None:
+    """Make the main thread look around (from any thread)."""
+    os.kill(os.getpid(), signal.SIGURG)
+
+
+def asked_to_end(timeout_s: float) -> bool:
+    """Wait for so long, or until nudged; whether a signal came meanwhile that asks us to end."""
+    heard = signal.sigtimedwait(HEARD, max(0.0, timeout_s))
+    return heard is not None and heard.si_signo in {*STOPPING, signal.SIGINT, signal.SIGQUIT}
+
+
+class Runner:
+    """One command after the other, each in our process group. Signals are held (`hold_signals`)."""
+
+    def __init__(
+        self, environ: Mapping[str, str], mask: Collection[int], terminal: Terminal, kill_after_ms: int
+    ) -> None:
+        """Nothing is started yet. `mask` is the command's own signal mask."""
+        self.pid = 0
+        self.is_stopping = False  # whether we were asked to end
+        self._environ = environ
+        self._mask = mask
+        self._terminal = terminal
+        self._kill_after_ms = kill_after_ms
+        self._to_come: list[tuple[int, int]] = []
+
+    def start(self, argv: Sequence[str]) -> None:
+        """Start a command; raises OSError."""
+        self.pid = spawn(argv, self._environ, self._mask)
+        self._to_come = []
+
+    def wait(self, attend: Callable[[], int | None] = lambda: None) -> int:
+        """Serve the command until it has ended; its wait status.
+
+        `attend` is called whenever something happened, and says at which monotonic moment (ms) it wants to
+        be called again.
+        """
+        while True:
+            for status in reap(self.pid):
+                if not os.WIFSTOPPED(status):
+                    return self._ended(status)
+                self._terminal.stop_as(os.WSTOPSIG(status))
+            self._insist()
+            heard = signal.sigtimedwait(HEARD, self._sleep_s(attend()))
+            if heard is not None:
+                self._hear(heard)
+
+    def _ended(self, status: int) -> int:
+        if os.WIFSIGNALED(status):
+            self._terminal.mend()
+        return status
+
+    def _hear(self, heard: signal.struct_siginfo) -> None:
+        number = heard.si_signo
+        if heard.si_pid == os.getpid() or not goes_on(number, heard.si_code, same_group=self._is_with_us()):
+            return
+        if number in STOPPING:
+            self.is_stopping = True
+        if number == signal.SIGTERM and not self._to_come:
+            self._to_come = list(insistence(_now_ms(), self._kill_after_ms))
+        os.kill(self.pid, number)  # it is our child until we have taken it: the id is nobody else's
+
+    def _is_with_us(self) -> bool:
+        try:
+            return os.getpgid(self.pid) == os.getpgrp()
+        except ProcessLookupError:
+            return True
+
+    def _insist(self) -> None:
+        while self._to_come and self._to_come[0][0] <= _now_ms():
+            os.kill(self.pid, self._to_come.pop(0)[1])
+
+    def _sleep_s(self, until_ms: int | None) -> float:
+        moments = [self._to_come[0][0]] if self._to_come else []
+        moments += [] if until_ms is None else [until_ms]
+        wait_ms = min(moments, default=2**63) - _now_ms()
+        return min(_LONGEST_WAIT_S, max(0.0, wait_ms / 1_000))
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
