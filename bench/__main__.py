@@ -1,5 +1,7 @@
 """`make bench`: what a durable enqueue costs against its limit, as a ratio in one run.
 
+`python -m bench hook` is about a call of a hook, in hook.py.
+
 The limit is bare apsw inserting the same rows into the same schema with the same settings, a durable commit
 each. Rounds alternate, so that a machine whose speed drifts slows both; medians are compared.
 """
@@ -7,6 +9,7 @@ each. Rounds alternate, so that a machine whose speed drifts slows both; medians
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import apsw
 
+from bench import hook
 from outbox import Outbox
 
 _ROUNDS = 7
@@ -72,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    hook.main() if sys.argv[1:] == ["hook"] else main()

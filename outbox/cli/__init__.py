@@ -80,7 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (hook_words := hook_call(words)) is not None:
         from outbox.cli.hook_run import run_hook  # noqa: PLC0415 - a runner waits for it: nothing else is loaded
 
-        return run_hook(hook_words)
+        status = run_hook(hook_words)
+        if argv is None:
+            os._exit(status)  # nothing of it is left to be written, and the interpreter's end takes its time
+        return status
     from outbox.cli.output import fail  # noqa: PLC0415 - a hook needs none of it
 
     _open_missing_streams()
