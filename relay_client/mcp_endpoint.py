@@ -137,7 +137,8 @@ class McpEndpoint:
             return other
         is_same = bool(other.opened) == bool(way.opened) and other.mirror == way.mirror
         if lesson is not Lesson.SESSION_GONE and is_same:
-            return replace(answer, era_holds=True)
+            # In a session it may still be about the session: several servers that do not share theirs.
+            return replace(answer, era_holds=way.opened is None)
         answer = send(other)
         self._learn(other, answer, tool, token)
         return answer

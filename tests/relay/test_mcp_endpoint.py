@@ -311,6 +311,15 @@ def test_a_4xx_where_the_era_holds_is_about_the_call(status, sort):
     assert server.methods() == ["tools/list", "tools/call", "tools/list"]
 
 
+def test_a_400_in_a_new_session_refuses_no_call():
+    """It may be about the session, where several servers share none: the path waits, the call went once."""
+    server = Server("sessions")
+    server.overrides["tools/call"] = lambda message: rpc(message, status=400, error=(-32000, {}))
+    reading, _ = call(endpoint_of(server))
+    assert reading.sort is Sort.NO_ENDPOINT
+    assert len(server.calls()) == 1
+
+
 def test_arguments_are_mirrored():
     """What the tool's schema names, in the stateless era; no list is asked for twice."""
     server = Server(tools=[{"name": "move", "inputSchema": MARKED}, {"name": "plain"}])
