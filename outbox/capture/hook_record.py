@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outbox.bounds import REFUSE, fits
 from outbox.capture.hook_call import Call, Message, key_of, message_of
-from outbox.capture.hook_flush import leave_flush_behind
 from outbox.capture.hook_session import SessionNotes, insight_payload
 from outbox.errors import OutboxError, StoreClosed, StoreDamaged, StoreFull
 from outbox.event import Draft, Limits, accept, uuid7
 from outbox.event_checks import check_payload
-from outbox.library import mend, read_rules
-from outbox.store.create import create_outbox
+from outbox.library import read_rules
 from outbox.store.enqueue import enqueue
 from outbox.store.file import OutboxFile, open_outbox
-from outbox.store.inspect import read_status
 from outbox.store.wake import wake_daemon
 
 if TYPE_CHECKING:
@@ -69,6 +66,8 @@ def record(desk: Desk, call: Call, redaction: Redaction, started_ms: int) -> boo
 def _afterwards(desk: Desk, call: Call, notes: SessionNotes) -> None:
     """What a call causes beside its events, once these are on disk. The one place for it."""
     if call.rule.ends:
+        from outbox.capture.hook_flush import leave_flush_behind  # noqa: PLC0415 - most calls do without
+
         notes.forget_old(_now_ms())
         leave_flush_behind(desk.state, desk.agent)
 
@@ -131,6 +130,8 @@ def _require_room(box: OutboxFile, sizes: Sequence[int]) -> None:
     """Both or none: where a full outbox refuses, it must not take the first alone."""
     if box.bounds.overflow != REFUSE:
         return
+    from outbox.store.inspect import read_status  # noqa: PLC0415 - most calls do without
+
     status = read_status(box)
     events, held = status.waiting + status.dead, status.waiting_bytes + status.dead_bytes
     if not fits(events + len(sizes) - 1, held + sum(sizes[:-1]), sizes[-1], box.bounds):
@@ -144,10 +145,14 @@ def _opened(desk: Desk) -> OutboxFile:
     """The agent's file, made when it is not there; a damaged one is set aside."""
     path = desk.state.outbox_path(desk.agent)
     if not os.path.lexists(path):
+        from outbox.store.create import create_outbox  # noqa: PLC0415 - once for each agent
+
         create_outbox(desk.state, desk.agent, *read_rules(desk.state), _now_ms())
     try:
         box = open_outbox(desk.state, path, busy_timeout_ms=desk.wait_ms)
     except StoreDamaged:
+        from outbox.library import mend  # noqa: PLC0415 - the rare case
+
         mend(desk.state, desk.agent)
         box = open_outbox(desk.state, path, busy_timeout_ms=desk.wait_ms)
     if desk.body_max_chars is not None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from outbox.capture.hook_call import read_call
-from outbox.capture.hook_faults import note_fault
 from outbox.capture.hook_json import decoded
 from outbox.capture.hook_record import Desk, record
 from outbox.capture.hook_redact import Redaction
@@ -152,6 +151,8 @@ def _tell(words: Words, error: BaseException, now_ms: int) -> None:
     what = str(error) if isinstance(error, OutboxError) else f"{type(error).__name__}: {error}"
     line = printable(f"{name}: {what.rstrip('.')}. This call is not recorded; the runner goes on.")
     try:
+        from outbox.capture.hook_faults import note_fault  # noqa: PLC0415 - most calls have none
+
         noted = note_fault(StateDirectory(_place(words.options)), line, now_ms)
     except Exception:  # noqa: BLE001 - a fault in telling of a fault
         noted = False

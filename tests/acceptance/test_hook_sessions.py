@@ -32,7 +32,7 @@ SESSIONS = ("claude-code", "codex")
 @pytest.fixture(autouse=True)
 def _no_flusher(monkeypatch):
     """A flush that nobody waits for would outlive a test that runs in this process."""
-    monkeypatch.setattr("outbox.capture.hook_record.leave_flush_behind", lambda state, agent: None)
+    monkeypatch.setattr("outbox.capture.hook_flush.leave_flush_behind", lambda state, agent: None)
 
 
 def session_of(runner, transcript):
