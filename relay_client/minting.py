@@ -57,7 +57,7 @@ class Minter(Protocol):
         """End what is under way at once, from any thread and for good."""
 
     def close(self) -> None:
-        """Close what is open; nothing may be under way."""
+        """Close what is idle; what is under way is not concerned."""
 
 
 class TokenEndpoint:
@@ -112,7 +112,7 @@ class TokenEndpoint:
             self._transport.abort()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the idle connections."""
         self._transport.close()
 
     def _ask(self, request: httpx.Request, deadline: float | None) -> httpx.Response:

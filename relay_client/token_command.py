@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -38,12 +39,12 @@ class TokenCommand:
 
     def mint(self, agent: str, *, deadline: float | None) -> Grant:  # noqa: ARG002 - one token for all agents
         """Run it; raises TokenUnavailable."""
-        until = time.monotonic() + self._timeout_s
+        until = min(time.monotonic() + self._timeout_s, math.inf if deadline is None else deadline)
         process = self._start()
         with process:
             try:
-                output = _output(process, until if deadline is None else min(until, deadline))
-                status = process.wait(max(0.0, until - time.monotonic()))
+                output = _output(process, until)
+                status = 0 if output is None else process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 output = None
             finally:

@@ -17,7 +17,7 @@ from outbox.delivery.minted import MintedTokens
 from outbox.delivery.parcel import Routes
 from outbox.delivery.rate import Rate
 from outbox.delivery.shared import Delivery, Log, silent
-from outbox.delivery.tokens import HostToken, Tokens
+from outbox.delivery.tokens import AgentToken, HostToken, Tokens
 from outbox.errors import ConfigError
 from outbox.policy import Schedule
 from outbox.setting_keys import Settings
@@ -207,6 +207,49 @@ def _idle_files_here(settings: Settings) -> int:
     return settings.daemon.max_open_files if unlimited else idle_files(settings, descriptors)
 
 
+def tokens_of(
+    settings: Settings,
+    state: StateDirectory,
+    facts: RelayState,
+    *,
+    log: Log,
+    clock: Clock,
+    rng: random.Random,
+    on_token: Callable[[str | None], None] | None = None,
+) -> Tokens:
+    """The tokens of all agents, as configured; nothing is asked before one is wanted. Raises ConfigError."""
+    tell = on_token or _untold
+    asked = minter(settings, state, instance_of(facts), tell) if is_minted(settings) else None
+    if asked is None:
+        return HostToken(token_source(settings, on_token))
+    return MintedTokens(
+        asked,
+        schedule=schedule_from(settings),
+        clock=clock,
+        rng=rng,
+        facts=facts,
+        cache=TokenCache(state),
+        log=log,
+        tell=tell,
+    )
+
+
+def agent_token(
+    settings: Settings,
+    state: StateDirectory,
+    agent: str,
+    *,
+    log: Log = silent,
+    on_token: Callable[[str | None], None] | None = None,
+) -> AgentToken:
+    """One agent's token, for who speaks to the relay beside the daemon, and shares it. Raises ConfigError."""
+    if not is_minted(settings):
+        return AgentToken(HostToken(token_source(settings, on_token)), agent)
+    facts, rng = RelayState(state.relay_state), random.Random()  # noqa: S311 - jitter is no secret
+    tokens = tokens_of(settings, state, facts, log=log, clock=Clock(), rng=rng, on_token=on_token)
+    return AgentToken(tokens, agent)
+
+
 def _untold(_secret: str | None) -> None:
     """Nobody masks anything."""
 
@@ -236,22 +279,8 @@ def build_engine(
     )
     gate.on_change = log
     gate.save()  # of another relay nothing is known any more: what is noted from now on stays
-    tell = on_token or _untold
-    tokens: Tokens
-    if asked := minter(settings, state, instance_of(facts), tell):
-        tokens = MintedTokens(
-            asked,
-            schedule=schedule,
-            clock=clock,
-            rng=rng,
-            facts=facts,
-            cache=TokenCache(state),
-            log=log,
-            tell=tell,
-        )
-    else:
-        tokens = HostToken(token_source(settings, on_token))
-        gate.token_from = tokens.describe()
+    tokens = tokens_of(settings, state, facts, log=log, clock=clock, rng=rng, on_token=on_token)
+    gate.token_from = "" if is_minted(settings) else tokens.describe()
     return Engine(
         Delivery(
             client=client,

@@ -70,7 +70,7 @@ class MintedTokens:
         fact = facts.read().get(FOR_ALL) or {}
         now_ms = clock.monotonic_ms()
         self._trouble = stopped_before(fact, minter.describe(), minter.inputs(), now_ms)
-        if self._trouble is None and (fact.get("source") != self.describe() or fact.get("state") != "ok"):
+        if fact.get("source") != self.describe():
             self._note_all("")
 
     # What pumps ask ----------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class MintedTokens:
                 return have.is_good(self._clock.monotonic_ms())
             if not still_good and have is not None:
                 credential.held = replace(have, refused=True)
-                if not have.proven:
+                if have.is_new(self._clock.monotonic_ms()):
                     self._failed(credential, TokenUnavailable("the relay refuses a new token", of_agent=True))
                     return False
             try:

@@ -24,10 +24,15 @@ class Held:
     renew_ms: int | None = None
     refused: bool = False
     proven: bool = False  # the relay took something with it, or it was in use before this process began
+    got_ms: int = 0
 
     def is_good(self, now_ms: int) -> bool:
         """Whether it may be sent."""
         return not self.refused and (self.expires_ms is None or now_ms < self.expires_ms)
+
+    def is_new(self, now_ms: int) -> bool:
+        """Whether a refusal says that new tokens are of no use, and not that this one has had its time."""
+        return not self.proven and now_ms - self.got_ms < MINUTE_MS
 
     def is_due(self, now_ms: int) -> bool:
         """Whether a new one is to be got before this one ends."""
@@ -44,9 +49,10 @@ def held(
     """
     lifetime_ms = None if expires_at_ms is None else expires_at_ms - wall_ms
     if lifetime_ms is None or lifetime_ms < _LEAST_LIFETIME_MS:
-        return Held(token, name, proven=proven)
+        return Held(token, name, proven=proven, got_ms=now_ms)
     margin_ms = min(MINUTE_MS, lifetime_ms // 5)
-    return Held(token, name, now_ms + lifetime_ms, now_ms + lifetime_ms - margin_ms, proven=proven)
+    ends_ms = now_ms + lifetime_ms
+    return Held(token, name, ends_ms, ends_ms - margin_ms, proven=proven, got_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from relay_client import TokenSource, TokenUnavailable
+from relay_client import TokenSource, TokenUnavailable, fingerprint
 
 
 class NoTokenNow(Exception):
@@ -65,7 +65,7 @@ class Tokens(Protocol):
         """End what is under way at once, for good."""
 
     def close(self) -> None:
-        """Close what is open; nothing may be under way."""
+        """Close what is idle; what is under way is not concerned."""
 
 
 class HostToken:
@@ -126,3 +126,38 @@ class HostToken:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class AgentToken:
+    """The token of one agent, as a TokenSource: for whoever speaks to the relay without a pump."""
+
+    def __init__(self, tokens: Tokens, agent: str) -> None:
+        """Nothing is asked yet."""
+        self._tokens = tokens
+        self._agent = agent
+        self._last = ""
+
+    def token(self) -> str | None:
+        """The token to use now, got anew where that is due; raises TokenUnavailable."""
+        try:
+            token = self._tokens.token(self._agent)
+        except NoTokenNow as none:
+            raise TokenUnavailable(str(none)) from none
+        self._last = fingerprint(token)
+        return token
+
+    def refresh(self) -> bool:
+        """After a 401: whether there is another one now. One that others were given already counts."""
+        return self._tokens.recover(self._agent, self._last)
+
+    def describe(self) -> str:
+        """Where it comes from."""
+        return self._tokens.describe()
+
+    def fingerprint(self) -> str:
+        """A name of the token; raises as `token`."""
+        return fingerprint(self.token())
+
+    def close(self) -> None:
+        """Close the connections to whoever gives out tokens."""
+        self._tokens.close()

@@ -301,9 +301,7 @@ def test_bounds_and_limits_follow_the_settings():
         "relay.key_scope": "agent",
     }
     settings = load(overrides, environ={})
-    assert settings.bounds() == Bounds(
-        max_age_ms=172_800_000, receipt_window_ms=1500, overflow="refuse"
-    )
+    assert settings.bounds() == Bounds(max_age_ms=172_800_000, receipt_window_ms=1500, overflow="refuse")
     assert settings.limits() == Limits(max_payload_bytes=1024, key_scope="agent")
 
 
@@ -321,3 +319,48 @@ def test_the_bounds_survive_an_outbox_file_of_another_release():
     bounds = Bounds(max_events=5, max_age_ms=7)
     assert Bounds.from_json(json.loads(json.dumps(bounds.to_json()))) == bounds
     assert Bounds.from_json({"maxEvents": 5, "maxColour": "red"}) == Bounds(max_events=5)
+
+
+def test_a_bare_name_may_be_a_systemd_credential(tmp_path):
+    """Where a credential of this name is; any other name starts from its folder, as ever."""
+    (tmp_path / "relay-token").write_text("tok-1")
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path), "OUTBOX_RELAY_TOKEN_FILE": "relay-token"}
+    assert load({}, environ=environ).relay.token_file == str(tmp_path / "relay-token")
+    environ["OUTBOX_RELAY_TOKEN_FILE"] = "other-token"
+    assert load({}, environ=environ).relay.token_file == str(Path("other-token").absolute())
+    file = written(
+        tmp_path, '[relay.oauth]\nclient_secret_file = "relay-token"\nrefresh_token_file = "./x"\n'
+    )
+    oauth = load({}, environ=environ, config_path=file).relay_oauth
+    assert oauth.client_secret_file == str(tmp_path / "relay-token")
+    assert oauth.refresh_token_file == str(Path(file).parent / "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('[relay]\ntoken = "a"\n[relay.oauth]\ntoken_url = "http://l"\nclient_id = "c"', "are both set"),
+        ('[relay]\ntoken = "a"\ntoken_file = "b"\ntoken_command = ["c"]', "are all set"),
+        ('[relay.oauth]\ntoken_url = "http://l"', "needs relay.oauth.client_id"),
+        ('[relay.oauth]\nclient_secret = "a"\nclient_secret_file = "b"', "are both set"),
+        ('[relay.oauth]\ntoken_url = "login"', "has no scheme"),
+        ('[relay.oauth]\ntoken_url = "http://u:p@l"', "has credentials"),
+        ('[relay.runtime_token]\npath = "/api/runtime-tokens"', "needs a bootstrap token"),
+        ('[relay.runtime_token]\npath = "mint"', "is no path"),
+    ],
+)
+def test_sources_of_the_token_that_contradict_each_other(tmp_path, text, fault):
+    """Each names the settings, and shows no secret."""
+    report = examine({}, environ={}, config_path=written(tmp_path, text))
+    (said,) = report.faults
+    assert fault in said
+    assert '"p@' not in said
+    assert 'token = "a"' not in said
+
+
+def test_a_later_layer_names_another_source_of_the_token(tmp_path):
+    """A token of the environment is stronger than the OAuth client of a file."""
+    file = written(tmp_path, '[relay.oauth]\ntoken_url = "http://l/token?x=1"\nclient_id = "c"\n')
+    assert load({}, environ={}, config_path=file).relay_oauth.token_url == "http://l/token?x=1"
+    settings = load({}, environ={"OUTBOX_RELAY_TOKEN": "tok-1"}, config_path=file)
+    assert (settings.relay.token, settings.relay_oauth.token_url) == ("tok-1", None)
