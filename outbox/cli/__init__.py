@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "outbox.cli.hook",
         "record what an agent runner's hooks tell; put them into its settings, and take them out",
     ),
+    "install": ("outbox.cli.install", "write, print or remove the systemd units of this installation"),
     "relay": ("outbox.cli.relay", "run the reference relay, on a file of its own"),
     "demo": (
         "outbox.cli.demo",
