@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("outbox.cli.serve", "deliver the events of all agents, until stopped"),
     "stop": ("outbox.cli.stop", "stop the daemon, and wait until it is gone"),
     "run": ("outbox.cli.run", "run a command with a sidecar that delivers its agent's events"),
+    "handoff": ("outbox.cli.handoff", "announce to outbox run --self-resume that its command hands over"),
     "enqueue": ("outbox.cli.enqueue", "put events on disk: JSON lines on stdin, or one by --kind"),
     "flush": ("outbox.cli.flush", "send what waits, until a deadline"),
     "status": ("outbox.cli.status", "how everything stands: relay, agents, dead letters"),

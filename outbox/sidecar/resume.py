@@ -216,7 +216,9 @@ def _exited(now: Situation, event: Exited, now_ms: int, rules: Rules) -> _Next:
     if now.restart and not event.succeeded and not event.is_stopping:
         return _failed(now, f"it ended with {event.how} right after its start")
     acts: tuple[Act, ...] = ()
-    if now.restart:  # it was quick, and did well; or was told to end
+    if now.restart and event.is_stopping:
+        acts, now = (Refuse(now.restart.handoff, Refusal.STOPPING),), replace(now, restart=None)
+    elif now.restart:  # it was quick, and did well
         acts, now = (Recover(now.restart, now.restart.session_id),), replace(now, restart=None)
     handoff = now.handoff
     if handoff is None:
