@@ -91,7 +91,7 @@ def _attachment(block: Mapping[str, Any]) -> dict[str, object] | None:
         return _named(block.get("mimeType"), None, block.get("uri"))
     if kind == "file" or "mime" in block:
         return _named(block.get("mime"), block.get("url"), block.get("filename"))
-    if kind in {"image", "audio"} or "data" in block:
+    if kind in ("image", "audio") or "data" in block:
         return _named(block.get("mimeType") or kind, block.get("data"), None)
     return None
 

@@ -9,15 +9,17 @@ from outbox.capture.hook_fit import fitting
 from outbox.capture.hook_json import at, digest, json_text, one_line, parsed, with_strings
 from outbox.capture.hook_table import Rule, Runner, event_name, rule_of
 from outbox.errors import UsageError
-from outbox.json_text import quoted
+from outbox.json_text import deeper_than, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from outbox.capture.hook_redact import Redaction
+    from outbox.event import Limits
 
 _ENVELOPE_BYTES = 16 * 1024  # what stands in a message beside body and hook: names, ids, files
 _MOST_ID_CHARS = 200
+_LEVELS_ABOVE = 2  # the message and its `payload`
 _MOST_FILES = 20
 _EARLIEST_MS = 946_684_800_000  # 2000-01-01: before it no runner was written
 _LATEST_MS = 4_102_444_800_000  # 2100-01-01
@@ -41,15 +43,25 @@ class Call(NamedTuple):
     @property
     def session(self) -> str | None:
         """The session's id, as the runner gives it."""
-        return _session(self.runner, self.value)
+        return session_of(self.runner, self.value)
 
 
 class Message(NamedTuple):
-    """What goes into the outbox for a call: the message's payload as JSON text, its key, its time."""
+    """What goes into the outbox for a call: the message's payload as JSON text, its key, its time.
+
+    `value` is what the call says, without its secrets.
+    """
 
     payload: str
     key: str | None
     occurred_at_ms: int
+    value: Mapping[str, Any]
+
+    @property
+    def reason(self) -> str | None:
+        """Why a session ended, in short."""
+        reason = self.value.get("reason")
+        return reason[:_MOST_ID_CHARS] if isinstance(reason, str) else None
 
 
 def read_call(runner: Runner, text: str, given_event: str | None, record: Collection[str]) -> Call | None:
@@ -81,15 +93,17 @@ def key_of(call: Call, transcript_bytes: int | None) -> str | None:
 
 
 def message_of(
-    call: Call, *, agent: str, key: str | None, started_ms: int, redaction: Redaction, max_bytes: int
+    call: Call, *, agent: str, key: str | None, started_ms: int, redaction: Redaction, limits: Limits
 ) -> Message:
-    """The session message of a call, without its secrets, fitting into `max_bytes` of payload."""
+    """The session message of a call, without its secrets, as large and as deep as a payload may be."""
     clean, value = _redacted(call, redaction)
+    if deeper_than(clean, limits.max_nesting - _LEVELS_ABOVE):
+        clean = quoted(clean)  # as a string it is not deep at all
     body, files = body_of(call.event, call.rule, value)
-    body, hook, was_cut = fitting(body, clean, max_bytes - _ENVELOPE_BYTES)
+    body, hook, was_cut = fitting(body, clean, limits.max_payload_bytes - _ENVELOPE_BYTES)
     about: dict[str, object] = {"runner": call.runner.name, "event": call.event[:_MOST_ID_CHARS]}
     for name, found in (
-        ("sessionId", _session(call.runner, value)),
+        ("sessionId", session_of(call.runner, value)),
         ("agentId", value.get("agent_id")),
         ("agentType", value.get("agent_type")),
     ):
@@ -103,7 +117,7 @@ def message_of(
         about["cut"] = True
     head = json_text({"from": agent, "kind": "agent-hook", "role": call.rule.role})
     text = f'{head[:-1]},"body":{quoted(body)},"payload":{json_text(about)[:-1]},"hook":{hook}}}}}'
-    return Message(text, key, occurred_at(call, started_ms))
+    return Message(text, key, occurred_at(call, started_ms), value)
 
 
 def occurred_at(call: Call, started_ms: int) -> int:
@@ -114,7 +128,8 @@ def occurred_at(call: Call, started_ms: int) -> int:
     return started_ms
 
 
-def _session(runner: Runner, value: Mapping[str, Any]) -> str | None:
+def session_of(runner: Runner, value: Mapping[str, Any]) -> str | None:
+    """The id of the session that a call belongs to, if it says so."""
     found = (at(value, field) for field in runner.session_fields)
     return next((name for name in found if isinstance(name, str) and name), None)
 

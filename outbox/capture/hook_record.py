@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from outbox.bounds import REFUSE, fits
-from outbox.capture.hook_call import Call, Message, key_of, message_of
+from outbox.capture.hook_call import Call, Message, key_of, message_of, session_of
 from outbox.capture.hook_session import SessionNotes, insight_payload
 from outbox.errors import OutboxError, StoreClosed, StoreDamaged, StoreFull
 from outbox.event import Draft, Limits, accept, uuid7
@@ -51,7 +51,7 @@ def record(desk: Desk, call: Call, redaction: Redaction, started_ms: int) -> boo
             key=key_of(call, _size(call.transcript)),
             started_ms=started_ms,
             redaction=redaction,
-            max_bytes=box.limits.max_payload_bytes,
+            limits=box.limits,
         )
         is_new = _store(desk, box, _drafts(desk, call, message, notes, redaction, box.limits))
     finally:
@@ -80,7 +80,8 @@ def _drafts(  # noqa: PLR0917 - the parts of a pair
         return [_draft("session-message", message.payload, message.key, message, limits)]
     key = message.key or uuid7(_now_ms(), os.urandom(10))
     tally = notes.tally(call.rule.role, message.occurred_at_ms, sum(redaction.counts.values()))
-    insight = insight_payload(desk.agent, call.runner.name, call.session, call.value.get("reason"), tally)
+    session = session_of(call.runner, message.value)
+    insight = insight_payload(desk.agent, call.runner.name, session, message.reason, tally)
     return [
         _draft("session-message", message.payload, key, message, limits),
         _draft("insight", insight, f"{key}:insight", message, limits),
@@ -109,11 +110,10 @@ def _store(desk: Desk, box: OutboxFile, drafts: Sequence[Draft]) -> bool:
         _require_room(box, [len(event.wire_payload) for event in accepted])
     try:
         results = enqueue(box, accepted, now_ms=now_ms)
-    except (
-        StoreClosed,
-        StoreDamaged,
-    ):  # replaced meanwhile, or to be set aside: once more with what is there
+    except (StoreClosed, StoreDamaged) as error:  # replaced meanwhile, or to be: once more
         box.close()
+        if isinstance(error, StoreDamaged):
+            _set_aside(desk)
         box = _opened(desk)
         try:
             results = enqueue(box, accepted, now_ms=now_ms)
@@ -151,13 +151,17 @@ def _opened(desk: Desk) -> OutboxFile:
     try:
         box = open_outbox(desk.state, path, busy_timeout_ms=desk.wait_ms)
     except StoreDamaged:
-        from outbox.library import mend  # noqa: PLC0415 - the rare case
-
-        mend(desk.state, desk.agent)
+        _set_aside(desk)
         box = open_outbox(desk.state, path, busy_timeout_ms=desk.wait_ms)
     if desk.body_max_chars is not None:
         box.override_body_limit(desk.body_max_chars)
     return box
+
+
+def _set_aside(desk: Desk) -> None:
+    from outbox.library import mend  # noqa: PLC0415 - the rare case
+
+    mend(desk.state, desk.agent)
 
 
 def _size(path: str | None) -> int | None:

@@ -86,7 +86,7 @@ class SessionNotes:
         ]
 
 
-def insight_payload(agent: str, runner: str, session: str | None, reason: object, tally: Tally) -> str:
+def insight_payload(agent: str, runner: str, session: str | None, reason: str | None, tally: Tally) -> str:
     """The insight of a session's end, as JSON text: how long it took, and how many messages of whom."""
     whole = sum(tally.messages.values())
     duration_ms = tally.ended_at_ms - tally.started_at_ms
@@ -103,6 +103,6 @@ def insight_payload(agent: str, runner: str, session: str | None, reason: object
         "endedAt": tally.ended_at_ms,
         "durationMs": duration_ms,
         "counts": counts,
-        "reason": reason[:200] if isinstance(reason, str) else None,
+        "reason": reason,
     }
     return dump(facts)

@@ -244,7 +244,7 @@ def rule_of(runner: Runner, event: str, value: Mapping[str, Any]) -> Rule:
 
 def _typed(value: Mapping[str, Any]) -> bool:
     """Whether a prompt is a person's: the runner hands in its own by the same event."""
-    if value.get("source") not in {None, "user"}:
+    if value.get("source") not in (None, "user"):
         return False
     prompt = value.get("prompt")
     words = prompt.strip() if isinstance(prompt, str) else ""
@@ -255,7 +255,7 @@ def _typed(value: Mapping[str, Any]) -> bool:
 def _finished_part(value: Mapping[str, Any]) -> Rule | None:
     part = at(value, "properties/part")
     if at(part, "type") == "tool":
-        return _OPENCODE_TOOL if at(part, "state/status") in {"completed", "error"} else None
+        return _OPENCODE_TOOL if at(part, "state/status") in ("completed", "error") else None
     if at(part, "time/end") is None:
         return None
     return _OPENCODE_TEXT if at(part, "type") == "text" else _OPENCODE_TEXT._replace(role="status")

@@ -177,7 +177,9 @@ class Relay:
             said = self._for_era(request, session, key)
             answer, text = self._post(said.text, self._fields(said, session, key), ticket, request=said)
             if self._has_expired(session, answer, text) and attempt == 1:
-                continue
+                was_session = session.hello.era is Era.SESSIONS
+                if was_session or self.greet(ticket).era is Era.SESSIONS:
+                    continue
             if text is None:
                 raise Unanswered(self._read(answer))
             return rpc.with_id(text, request.id or "null")

@@ -11,6 +11,9 @@ from outbox.capture.hook_call import key_of, message_of, read_call
 from outbox.capture.hook_json import digest, parsed
 from outbox.capture.hook_redact import Redaction
 from outbox.capture.hook_table import RUNNERS
+from outbox.errors import UsageError
+from outbox.event import Limits
+from outbox.event_checks import check_payload
 
 STARTED_MS = 1_900_000_000_000
 CASES = list(cases())
@@ -22,7 +25,7 @@ def call_of(runner, text, row, record=()):
     return read_call(RUNNERS[runner], text, args[1] if args else None, record)
 
 
-def message(call, *, key=None, max_bytes=8 << 20, redaction=None):
+def message(call, *, key=None, redaction=None):
     """The message as a value, and the time it says it happened."""
     made = message_of(
         call,
@@ -30,7 +33,7 @@ def message(call, *, key=None, max_bytes=8 << 20, redaction=None):
         key=key,
         started_ms=STARTED_MS,
         redaction=redaction or Redaction(),
-        max_bytes=max_bytes,
+        limits=Limits(),
     )
     return json.loads(made.payload), made.occurred_at_ms
 
@@ -163,7 +166,7 @@ def test_what_a_hook_says_travels_to_the_digit():
         key=None,
         started_ms=1,
         redaction=Redaction(),
-        max_bytes=1 << 20,
+        limits=Limits(),
     )
     assert made.payload.endswith(f',"hook":{text}}}}}')
 
@@ -221,3 +224,46 @@ def test_pictures_are_named_and_their_bytes_are_no_part_of_a_body():
         assert len(told["body"]) < 200
         found += 1
     assert found == len(rows)
+
+
+def test_what_is_deeper_than_a_payload_may_be_is_kept_as_a_string():
+    """The call is not refused for it; its JSON stands there in quotes."""
+    for levels in (400, 496, 497, 498, 700):
+        text = '{"hook_event_name":"X","a":' + "[" * levels + "]" * levels + "}"
+        call = read_call(RUNNERS["codex"], text, None, ())
+        made = message_of(call, agent="a", key=None, started_ms=1, redaction=Redaction(), limits=Limits())
+        hook = json.loads(made.payload)["payload"]["hook"]
+        assert hook == (json.loads(text) if levels < 498 else text)
+        check_payload("session-message", made.payload, None, 8 << 20, 500)
+
+
+def test_no_types_of_fields_can_hurt():
+    """Random values in the place of any field, of every line: a message, or a refusal that says why."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    odd = [None, True, 0, -1.5, "", "x", [], {}, [1], [{}], [[]], {"a": 1}, {"type": []}, {"text": []}]
+    odd += [{"time": {}}, [{"type": {}, "data": 1}]]
+    odd += [{"content": [{"type": "image", "source": {"data": 1, "media_type": 2}}]}]
+
+    def changed(value, depth):
+        if isinstance(value, dict) and depth:
+            return {
+                name: chance.choice(odd) if chance.random() < 0.2 else changed(part, depth - 1)
+                for name, part in value.items()
+                if chance.random() > 0.05
+            }
+        return value
+
+    for _, runner, text, row in CASES * 5:
+        value = changed(json.loads(text), 4)
+        try:
+            call = call_of(runner, json.dumps(value), row, {row["event"]})
+        except UsageError:
+            continue
+        if call is not None:
+            told, at_ms = message(call)
+            key_of(call, 5)
+            assert told["payload"]["hook"] == value
+            assert isinstance(told["body"], str)
+            assert at_ms > 0

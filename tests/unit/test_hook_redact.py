@@ -9,6 +9,7 @@ from outbox.capture.hook_call import message_of, read_call
 from outbox.capture.hook_redact import DEFAULT_SHAPES, Redaction
 from outbox.capture.hook_table import RUNNERS
 from outbox.errors import UsageError
+from outbox.event import Limits
 
 LONG = "aB3" * 14
 JWT = f"eyJ{'hbGciOi' * 3}.eyJ{'zdWIiOi' * 3}.{'sig-_' * 8}"
@@ -113,7 +114,7 @@ def test_a_secret_is_found_behind_escapes_in_names_and_deep_down():
             key=None,
             started_ms=1,
             redaction=redaction,
-            max_bytes=1 << 20,
+            limits=Limits(),
         )
         assert sum(redaction.counts.values()) == 1
         assert token not in json.dumps(json.loads(made.payload))
