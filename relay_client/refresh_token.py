@@ -83,10 +83,12 @@ def write_durably(path: Path, content: bytes) -> None:
     Raises:
         OSError: the old one stays.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # One name for all: of a process that was killed here no more than one draft is ever left.
+    draft = path.with_name(f".{path.name}.new")
     descriptor = os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

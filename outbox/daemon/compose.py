@@ -17,6 +17,7 @@ from outbox.delivery.minted import MintedTokens
 from outbox.delivery.parcel import Routes
 from outbox.delivery.rate import Rate
 from outbox.delivery.shared import Delivery, Log, silent
+from outbox.delivery.token_state import FOR_ALL
 from outbox.delivery.tokens import AgentToken, HostToken, Tokens
 from outbox.errors import ConfigError
 from outbox.policy import Schedule
@@ -221,7 +222,10 @@ def tokens_of(
     tell = on_token or _untold
     asked = minter(settings, state, instance_of(facts), tell) if is_minted(settings) else None
     if asked is None:
-        return HostToken(token_source(settings, on_token))
+        host = HostToken(token_source(settings, on_token))
+        _forget_other_sources(facts, host.describe())
+        return host
+    _forget_other_sources(facts, asked.describe())
     return MintedTokens(
         asked,
         schedule=schedule_from(settings),
@@ -232,6 +236,13 @@ def tokens_of(
         log=log,
         tell=tell,
     )
+
+
+def _forget_other_sources(facts: RelayState, source: str) -> None:
+    """What is known of tokens from elsewhere is of no use to anybody."""
+    known = facts.read()
+    if (known.get(FOR_ALL) or {}).get("source", source) != source:
+        facts.write({name: None for name in known if name == FOR_ALL or name.startswith("token:")})
 
 
 def agent_token(

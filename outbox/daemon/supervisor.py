@@ -225,6 +225,7 @@ class Daemon:
         if self._watch.all_is_quiet:
             self.engine.delivery.files.close()
             self.engine.delivery.client.close_idle()
+            self.engine.delivery.tokens.close()
         gate = self.engine.delivery.gate
         if gate.relay.reason in _OF_TOKEN and self.engine.delivery.tokens.look_again(gate.refused_token):
             gate.retry_now()

@@ -214,6 +214,7 @@ class MintedTokens:
         """Put a token in place of the one there; the caller holds its mutex. Raises NoTokenNow."""
         if trouble := self._in_the_way(credential):
             raise NoTokenNow(trouble.reason, trouble.detail, None if trouble.stopped else trouble.next_ms)
+        inputs = self._minter.inputs()  # what is put there meanwhile has not been tried
         is_recovery = bool(refused) and credential.held is not None and credential.held.refused
         if is_recovery or credential.told:
             self._note(credential, "recovering")
@@ -222,7 +223,7 @@ class MintedTokens:
                 if not self._found(credential, refused):
                     self._mint(credential, deadline)
         except TokenUnavailable as unavailable:
-            self._failed(credential, unavailable)
+            self._failed(credential, unavailable, inputs)
             trouble = self._in_the_way(credential)
             reason = trouble.reason if trouble else "token_recovery"
             next_ms = None if trouble is None or trouble.stopped else trouble.next_ms
@@ -279,7 +280,7 @@ class MintedTokens:
             self._log("token_recovered", {**_of(credential), "source": self.describe()})
         credential.told = ""
 
-    def _failed(self, credential: _Credential, error: TokenUnavailable) -> None:
+    def _failed(self, credential: _Credential, error: TokenUnavailable, inputs: str = "") -> None:
         of_agent = error.of_agent
         trouble = after_failure(
             credential.trouble if of_agent else self._trouble,
@@ -290,7 +291,7 @@ class MintedTokens:
             wall_ms=self._clock.wall_ms(),
             retry_after_ms=error.retry_after_ms,
             stopped=error.stops,
-            inputs=self._minter.inputs(),
+            inputs=inputs or self._minter.inputs(),
         )
         if of_agent:
             credential.trouble = trouble

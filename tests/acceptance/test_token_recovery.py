@@ -9,10 +9,20 @@ import httpx
 import pytest
 from world import HOUR_MS, MINUTE_MS, World, answer
 
+from outbox.daemon.compose import tokens_of
 from outbox.delivery.minted import MintedTokens
+from outbox.delivery.tokens import AgentToken
 from outbox.store.relay_state import read_facts
 from outbox.store.token_cache import TokenCache
-from relay_client import Grant, OAuthClient, OAuthTokens, RuntimeTokens, StaticToken, TokenEndpoint
+from relay_client import (
+    Grant,
+    OAuthClient,
+    OAuthTokens,
+    RuntimeTokens,
+    StaticToken,
+    TokenEndpoint,
+    TokenUnavailable,
+)
 
 ENDPOINT = "http://login.test/token"
 AGENTS = [f"agent-{n}" for n in range(20)]
@@ -300,3 +310,50 @@ def test_a_client_that_is_configured_otherwise_gets_a_token_of_its_own(tmp_path)
         first, second = (parse_qs(request.content.decode()) for request in world.issuer.asked)
         assert first == {"grant_type": ["client_credentials"]}
         assert second == {"grant_type": ["client_credentials"], "client_id": ["other"], "scope": ["events"]}
+
+
+def test_who_speaks_to_the_relay_beside_the_pumps_shares_their_token(tmp_path):
+    """The same token in the same process; after a 401 one recovery, which the pumps take over."""
+    with TokenWorld(tmp_path) as world:
+        beside = AgentToken(world.engine.delivery.tokens, "builder")
+        world.enqueue("builder", 1)
+        world.run(MINUTE_MS)
+        assert beside.token() == "tok-1"
+        world.issuer.good.clear()
+        assert beside.refresh()
+        assert beside.token() == "tok-2"
+        world.enqueue("builder", 1, first=1)
+        world.run(MINUTE_MS)
+        assert world.numbers("builder") == [0, 1]
+        assert len(world.issuer.asked) == 2
+        world.issuer.fail = lambda: answer(500)
+        world.issuer.good.clear()
+        assert not beside.refresh()
+        with pytest.raises(TokenUnavailable, match="answers 500"):
+            beside.token()
+
+
+def test_a_recovery_is_taken_over_from_another_process(tmp_path):
+    """Somebody else got a new token meanwhile: it is found, and nobody is asked."""
+    with TokenWorld(tmp_path) as world:
+        world.enqueue("builder", 1)
+        world.run(MINUTE_MS)
+        world.issuer.good = {"tok-from-elsewhere": None}
+        tokens = world.engine.delivery.tokens
+        inputs = tokens._minter.inputs()
+        TokenCache(world.state).write("", inputs, "tok-from-elsewhere", world.clock.wall_ms() + HOUR_MS)
+        world.enqueue("builder", 1, first=1)
+        world.run(MINUTE_MS)
+        assert world.numbers("builder") == [0, 1]
+        assert len(world.issuer.asked) == 1
+
+
+def test_another_source_is_told_of_from_the_start(tmp_path):
+    """What was known of the tokens of another configuration is gone with it."""
+    with TokenWorld(tmp_path, "runtime") as world:
+        world.enqueue("builder", 1)
+        world.run(MINUTE_MS)
+        assert world.facts["token:builder"]["state"] == "ok"
+        state = world.engine.delivery.gate._state
+        tokens_of(world.settings, world.state, state, log=world._log, clock=world.clock, rng=world.rng)
+        assert {name for name in world.facts if name == "auth" or name.startswith("token:")} == set()
