@@ -46,7 +46,8 @@ class Overview:
     outboxes: list[OutboxLine]
     relay_url: str | None
     gate: Obstacle | None
-    tried: bool  # whether anything is known of this relay
+    tried: bool  # whether anything was sent to this relay
+    accepted: bool  # whether it ever accepted anything
     auth: Mapping[str, Any]
     daemon: RunningDaemon | None
     now_ms: int
@@ -77,12 +78,17 @@ def overview(
         outboxes=lines,
         relay_url=known_url,
         gate=closed_gate(facts),
-        tried=bool(facts.get("gate")),
+        tried=bool((facts.get("gate") or {}).get("reason")) or any(map(_is_path, facts)),
+        accepted=any(_is_path(name) and (fact or {}).get("accepted") is True for name, fact in facts.items()),
         auth=facts.get(FOR_ALL) or {},
         daemon=daemon,
         now_ms=now_ms,
         hooks=read_faults(state),
     )
+
+
+def _is_path(fact: str) -> bool:
+    return fact.startswith("path:")
 
 
 def tokens_of(facts: Mapping[str, Any], relay_url: str | None = None) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from outbox.api.reasons import command_word
 from outbox.cli.arguments import seconds
 from outbox.cli.output import clean, count, emit_json, number, say
 from outbox.cli.where import checked_agent, settings_of, state_of
@@ -99,4 +100,6 @@ def _summary(report: FlushReport, *, by_daemon: bool) -> str:
     if not report.left:
         return f"{number(report.delivered)} delivered, nothing left.{dead}"
     later = "The daemon goes on with them." if by_daemon else "They go out with the next daemon or flush."
+    if report.in_the_way:
+        later += f" More about them: outbox why {command_word(next(iter(report.in_the_way)))}."
     return f"{number(report.delivered)} delivered, {number(report.left)} left on disk. {later}{dead}"

@@ -158,7 +158,8 @@ def _facts(facts: Mapping[str, str]) -> Iterator[str]:
 def _event_facts(record: Record, now: int) -> dict[str, str]:
     event, letter = record.event, record.letter
     fields = event_fields(event)
-    sent = f"{count(record.tries.attempts, 'attempt')}, sent {count(record.tries.sends, 'time')}"
+    attempts = count(record.tries.attempts, "attempt") if record.tries.attempts else "no attempt"
+    sent = f"sent {count(record.tries.sends, 'time')}; {attempts} counted against it"
     facts = {
         "key": event.key,
         "occurred": local_time(event.occurred_at_ms, now, seconds=True),

@@ -71,7 +71,9 @@ def _relay(seen: Overview) -> str:
     url = seen.relay_url or "not set (relay.url, OUTBOX_RELAY_URL)"
     if seen.gate is not None:
         return f"relay   {url}   {_closed(seen.gate, seen.now_ms)}"
-    return f"relay   {url}   {'works' if seen.tried else 'not tried yet'}"
+    if seen.tried and not seen.accepted:
+        return f"relay   {url}   answers, and has accepted nothing yet"
+    return f"relay   {url}   {'works' if seen.accepted else 'not tried yet'}"
 
 
 def _closed(gate: Obstacle, now: int) -> str:

@@ -154,9 +154,17 @@ class Flush:
 
     def report(self) -> FlushReport:
         """How they stand now."""
-        relay = self._engine.delivery.gate.relay
-        closed = f"{relay.reason}: {relay.detail}".rstrip(": ")
-        return _report(self._before, _stock(self._state, list(self._before)), closed)
+        return _report(self._before, _stock(self._state, list(self._before)), self._obstacle)
+
+    def _obstacle(self, status: OutboxStatus) -> str:
+        """What stands in the way of what is left: a person, the agent's own wait, the path, or the relay."""
+        if status.paused_at_ms is not None:
+            return "paused by a person (outbox resume)"
+        if status.blocked is not None:
+            return f"{status.blocked.reason}: {status.blocked.detail}".rstrip(": ")
+        delivery, head = self._engine.delivery, status.head
+        path = delivery.routes.kinds.get(head.kind, "") if head else ""
+        return delivery.gate.trouble(path) or "the time was over"
 
 
 def waiting(state: StateDirectory, paths: Sequence[Path]) -> dict[str, int]:
@@ -180,7 +188,9 @@ def _status(state: StateDirectory, path: Path) -> OutboxStatus | None:
 
 
 def _report(
-    before: Mapping[Path, OutboxStatus], after: Mapping[Path, OutboxStatus], closed: str
+    before: Mapping[Path, OutboxStatus],
+    after: Mapping[Path, OutboxStatus],
+    obstacle: Callable[[OutboxStatus], str],
 ) -> FlushReport:
     agents = {
         now.agent: (now.delivered - before[path].delivered, now.waiting)
@@ -191,17 +201,9 @@ def _report(
         delivered=sum(done for done, _ in agents.values()),
         left=sum(left for _, left in agents.values()),
         dead=sum(max(0, now.dead - before[path].dead) for path, now in after.items()),
-        in_the_way={now.agent: _obstacle(now, closed) for now in after.values() if now.waiting},
+        in_the_way={now.agent: obstacle(now) for now in after.values() if now.waiting},
         agents=agents,
     )
-
-
-def _obstacle(status: OutboxStatus, closed: str) -> str:
-    if status.paused_at_ms is not None:
-        return "paused by a person"
-    if status.blocked is not None:
-        return f"{status.blocked.reason}: {status.blocked.detail}".rstrip(": ")
-    return closed or "the time was over"
 
 
 def report_to_json(report: FlushReport) -> dict[str, Any]:

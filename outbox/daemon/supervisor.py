@@ -202,7 +202,10 @@ class Daemon:
                 if now >= next_care:
                     next_care = now + _HOUSEKEEPING_S
                     self._keep_house()
-        self.log("stopping", {"asked_by": self._asked_to_stop[0]})
+        most = (
+            f"what waits has {self.settings.daemon.flush_timeout_s:g} s to go out; a second signal ends that"
+        )
+        self.log("stopping", {"asked_by": self._asked_to_stop[0], "detail": most})
 
     def _state_in_words(self) -> str:
         """The line for `systemctl status`."""
@@ -328,7 +331,7 @@ class Daemon:
         self.log(
             "stopped",
             {
-                "delivered": report.delivered,
+                "delivered_at_the_end": report.delivered,
                 "left": sum(left.values()),
                 "agents_with_events_left": len(left),
                 "detail": "what is left goes out with the next start or flush" if left else "all delivered",

@@ -367,6 +367,13 @@ class Gate:
         """The relay's valve, to look at."""
         return self._relay
 
+    def trouble(self, path: str = "") -> str:
+        """What is in the way of the relay, or of one of its paths; "" when nothing is."""
+        with self._mutex:
+            facts = self._paths.get(path)
+            valve = facts.valve if facts and not self._relay.reason else self._relay
+            return f"{valve.reason}: {valve.detail}".rstrip(": ")
+
     def save(self) -> None:
         """Write what changed to STATE/relay.sqlite."""
         if self._state is None:
@@ -448,6 +455,7 @@ class Gate:
             self._dirty.add("gate")
             if self._state and facts:
                 self._state.write(dict.fromkeys(facts))
+            self.save()  # whoever asks for the status learns at once which relay it is
             return
         self.is_known = True
         self._relay = self._disk.read_valve(gate)

@@ -121,6 +121,18 @@ def test_the_relay_is_down(state):
     assert (status.waiting, status.in_flight, status.head.attempts, status.sender) == (3, 0, 0, False)
 
 
+def test_the_cause_is_named_where_one_path_is_in_the_way(state):
+    """A wrong address: a person reads why, and where to read more."""
+    put(state, "a", 1)
+    missing = {"steps": [{"status": 404, "when": {"method": "POST"}, "repeat": "forever"}]}
+    with fake_relay(missing) as relay:
+        settings = to(relay.url)
+        told = outbox_command(state, "flush", "--timeout", "1", settings=settings, timeout_s=20)
+    assert told.returncode == 3
+    assert b"no_endpoint" in told.stdout
+    assert b"More about them: outbox why a." in told.stdout
+
+
 def test_the_relay_is_busy(state):
     """P04: an outage uses up no attempts, however often a flush tries."""
     put(state, "builder", 0, 1, 2, 3)

@@ -267,7 +267,7 @@ def test_pause_and_resume(state, relay):
         wait_for(lambda: numbers(relay) == [1])
         assert status_of(state, "builder").paused_at_ms is not None
         assert daemon.ask("POST", "/v1/flush", {"timeoutS": 20})[1]["inTheWay"] == {
-            "builder": "paused by a person"
+            "builder": "paused by a person (outbox resume)"
         }
         assert daemon.ask("POST", "/v1/resume", {}) == (200, {"resumed": 2})
         wait_for(lambda: numbers(relay) == [1, 0])

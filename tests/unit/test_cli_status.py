@@ -167,10 +167,29 @@ def test_a_closed_gate_holds_every_agent(capsys, state, daemon, monkeypatch):
 def test_an_open_gate(capsys, state, daemon):
     """A relay that works is said to be open, and a daemon's word on its address counts."""
     daemon()
-    know(state, gate=closed_gate() | {"reason": ""})
+    know(state, gate=closed_gate() | {"reason": ""}, **{"path:/api/messages": {"accepted": True}})
     relay = status_json(capsys)["relay"]
     assert relay == {"url": URL, "gate": "open", "reason": None, "since": None, "auth": None}
     assert command(capsys, "status")[1].startswith(f"relay   {URL}   works\n")
+
+
+@pytest.mark.parametrize(
+    ("paths", "gate", "said"),
+    [
+        ({}, "unknown", "not tried yet"),
+        (
+            {"path:/api/insights/observations": {"accepted": False}},
+            "open",
+            "answers, and has accepted nothing yet",
+        ),
+    ],
+)
+def test_a_relay_that_has_accepted_nothing_is_not_said_to_work(capsys, state, daemon, paths, gate, said):
+    """Its address is known as soon as the daemon serves; a web server that answers is no relay yet."""
+    daemon()
+    know(state, gate=closed_gate() | {"reason": ""}, **paths)
+    assert status_json(capsys)["relay"]["gate"] == gate
+    assert command(capsys, "status")[1].startswith(f"relay   {URL}   {said}\n")
 
 
 def test_what_is_known_of_another_relay_does_not_count(capsys, state, monkeypatch):
