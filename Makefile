@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 
+# Tests and bench start hundreds of processes, which would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test long lint bench clean
 
 run: $(VENV)/.run
