@@ -84,7 +84,9 @@ def read_words(argv: Sequence[str]) -> Words:
     left = iter(argv)
     for word in left:
         name, equals, value = word.partition("=")
-        if name in _OPTIONS:
+        if word == "--":
+            plain += left
+        elif name in _OPTIONS:
             options[name] = value if equals else next(left, "")
         elif word.startswith("-") and word != "--json":
             unknown = unknown or name

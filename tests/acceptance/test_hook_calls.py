@@ -240,6 +240,28 @@ def test_a_secret_is_nowhere_in_what_is_stored(hook, tmp_path):
         assert not file.is_file() or token.encode() not in file.read_bytes()
 
 
+def test_a_call_loads_only_what_an_append_needs(tmp_path):
+    """No argparse, no other command, nothing that sends; at a session's end neither."""
+    code = "import sys; from outbox.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    end = '{"hook_event_name":"SessionEnd","session_id":"s"}'
+    for text in (PROMPT.decode(), end):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "hook", "claude-code", "--", text],
+            env=environment(tmp_path),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        loaded = set(done.stdout.split())
+        assert "outbox.capture.hook_record" in loaded
+        assert (
+            loaded & {"argparse", "asyncio", "httpx", "structlog", "rich", "starlette", "subprocess"} == set()
+        )
+        assert {name for name in loaded if name.startswith("outbox.cli.")} == {"outbox.cli.hook_run"}
+    assert [kind for kind, _, _ in waiting(tmp_path, "claude-code")] == [*["session-message"] * 2, "insight"]
+
+
 def test_the_commands_cases_name_what_is_tested_here():
     """Each surrounding of the cases has its test above."""
     names = [row["name"] for row in json.loads((CASES / "refused.json").read_text("utf-8"))["surroundings"]]
