@@ -58,5 +58,16 @@ def _cut_string(string: str, max_bytes: int) -> str:
     cut, keep = string[: max_bytes + 1], len(string)  # no character has less than a byte
     while (size := size_bytes(quoted(cut))) > max_bytes and keep:
         keep = min(keep - 1, len(cut) * max_bytes // size)
-        cut = cut_characters(string, keep)
+        cut = _cut_characters(string, keep)
     return cut
+
+
+def _cut_characters(string: str, max_chars: int) -> str:
+    """`cut_characters`; but what is ASCII stays so: all later work on millions of characters is quicker."""
+    if not string.isascii():
+        return cut_characters(string, max_chars)
+    marker = f"... [cut by the outbox: {len(string):,} characters in all]"
+    if len(marker) > max_chars // 2:
+        marker = "..."
+    end = max(max_chars - len(marker), 0)
+    return string[: end - (string[end - 1 : end + 1] == "\r\n")] + marker

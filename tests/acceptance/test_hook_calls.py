@@ -90,7 +90,7 @@ def test_nine_mebibytes_are_kept_as_far_as_a_payload_goes(hook, tmp_path):
     copy = message["payload"]["hook"]
     for text in (message["body"], copy["tool_response"]["stdout"]):
         assert text.startswith("crate\ncrate\n")
-        assert text.endswith("… [cut by the outbox: 9,437,184 characters in all]")
+        assert text.endswith("... [cut by the outbox: 9,437,184 characters in all]")
     assert message["payload"]["cut"] is True
     copy["tool_response"]["stdout"] = given["tool_response"]["stdout"]
     assert copy == given
