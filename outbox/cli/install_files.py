@@ -36,6 +36,7 @@ WANTS = {  # the links that `systemctl enable` makes, by whether it is a user's
 
 NEW, SAME, OLDER, CHANGED = "new", "same", "older", "changed"
 _SEAL = re.compile(r"# Written by outbox install \(\S+\); seal ([0-9a-f]{16})\. To change it: a drop-in\.\n")
+_UNFIT = re.compile(r"[\"'\\$\x00-\x1f]")
 _PLAIN_WORD = re.compile(r"[\w./@+:=,-]+")
 
 
@@ -112,12 +113,12 @@ def quoted(word: str) -> str:
 
     Raises UsageError for one that no command line can carry.
     """
-    if "$" in word or "\n" in word:
-        raise UsageError(f"A unit cannot start {word!r}: it has a $ or an end of line. Nothing was written.")
-    if _PLAIN_WORD.fullmatch(word):
-        return word
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{escaped}"'
+    if _UNFIT.search(word):
+        raise UsageError(
+            f"A unit cannot start {word!r}: it has a quote, a backslash, a $ or a control character. Nothing "
+            "was written. Use a path without."
+        )
+    return word if _PLAIN_WORD.fullmatch(word) else '"' + word.replace("%", "%%") + '"'
 
 
 def seal(text: str, version: str) -> str:
