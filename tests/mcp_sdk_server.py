@@ -66,6 +66,13 @@ def server(log):
         return "done"
 
     @mcp.tool()
+    async def announce(ctx: Context) -> str:
+        """Tells everybody of the session that its tools have changed."""
+        while True:  # until it is cancelled: what is sent before somebody listens is lost
+            await ctx.session.send_tool_list_changed()
+            await asyncio.sleep(0.02)
+
+    @mcp.tool()
     async def greet(ctx: Context) -> str:
         """Asks the client's person."""
         answer = await ctx.elicit("Who are you?", Name)

@@ -19,11 +19,10 @@ from outbox.capture.mcp_relay import Way
 from outbox.capture.mcp_rules import Rules
 from outbox.cli.output import clean, say
 from outbox.cli.where import checked_agent, now_ms, settings_of, state_of
-from outbox.daemon.compose import instance_of, minter, relay_client, schedule_from, token_source
+from outbox.daemon.compose import relay_client, tokens_of
 from outbox.delivery.clock import Clock
-from outbox.delivery.minted import MintedTokens
 from outbox.delivery.shared import silent
-from outbox.delivery.tokens import HostToken, NoTokenNow, Tokens
+from outbox.delivery.tokens import NoTokenNow, Tokens
 from outbox.errors import UsageError
 from outbox.json_text import split_lines
 from outbox.setting_keys import Settings
@@ -31,7 +30,6 @@ from outbox.store.directory import StateDirectory
 from outbox.store.inspect import read_status
 from outbox.store.place import running_daemon
 from outbox.store.relay_state import RelayState, read_facts
-from outbox.store.token_cache import TokenCache
 from relay_client import Capabilities, read_spec
 
 EXAMPLE = """\
@@ -68,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     checked_agent(agent)
     settings = settings_of(args)
     state = state_of(settings).create(allow_network_fs=settings.daemon.allow_network_fs)
-    tokens = _tokens(settings, state)
+    rng = random.Random()  # noqa: S311 - jitter is no secret
+    tokens = tokens_of(settings, state, RelayState(state.relay_state), log=silent, clock=Clock(), rng=rng)
     way = Way(
         endpoint_of(settings),
         agent,
@@ -94,24 +93,6 @@ def run(args: argparse.Namespace) -> int:
     proxy.serve(_lines(max(_LINE_BYTES, settings.events.max_payload_bytes + _ENVELOPE_BYTES)))
     calls.close()
     return 0
-
-
-def _tokens(settings: Settings, state: StateDirectory) -> Tokens:
-    """The tokens that a daemon here would send with: read, or asked for and shared with it."""
-    facts = RelayState(state.relay_state)
-    asked = minter(settings, state, instance_of(facts))
-    if asked is None:
-        facts.close()
-        return HostToken(token_source(settings))
-    return MintedTokens(
-        asked,
-        schedule=schedule_from(settings),
-        clock=Clock(),
-        rng=random.Random(),  # noqa: S311 - jitter is no secret
-        facts=facts,
-        cache=TokenCache(state),
-        log=silent,
-    )
 
 
 def _told(settings: Settings, state: StateDirectory, agent: str, tokens: Tokens) -> Told:

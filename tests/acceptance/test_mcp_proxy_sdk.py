@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 
@@ -11,6 +12,7 @@ from mcp.client import Client
 from mcp.client.stdio import stdio_client
 from mcp_peers import ProxyProcess, SdkServer, proxy_environment, queued_of, text_of
 from mcp_types import ElicitResult
+from peers import http_response, read_http_request, thread_server
 from processes import ROOT, outbox_command, wait_for
 
 from relay_client.reference.process import RelayProcess
@@ -157,3 +159,59 @@ def test_a_cancelled_call_is_cancelled_at_the_server(tmp_path, eras):
         wait_for(lambda: server.ran("cancelled"))
         assert proxy.call("double", number=2)["structuredContent"] == {"result": 4}
         assert [message for message in proxy.unread() if message.get("id") == "slow"] == []
+
+
+def test_what_a_server_sends_unasked_reaches_the_client(tmp_path):
+    """By the stream that a session has beside its answers, also of a session that was opened anew."""
+    with SdkServer(tmp_path, "sessions") as server, ProxyProcess(tmp_path, server.url) as proxy:
+        proxy.hello()
+        for _ in range(2):
+            proxy.send("tools/call", {"name": "announce", "arguments": {}}, "announce")
+            told = proxy.next(lambda message: message.get("method") == "notifications/tools/list_changed")
+            assert "id" not in told
+            proxy.send("notifications/cancelled", {"requestId": "announce"})
+            server.kill()
+            server.start()
+            assert proxy.call("double", number=1)["structuredContent"] == {"result": 2}
+
+
+def test_a_list_in_pages_comes_whole(tmp_path):
+    """The proxy's tools stand once, at its end; the list is known whole in an outage."""
+    names = [f"tool_{n}" for n in range(5)]
+    pages = {None: (names[:2], "a"), "a": (names[2:4], "b"), "b": ([names[4], "outbox_status"], None)}
+
+    def handle(connection):
+        while (found := read_http_request(connection)) is not None:
+            head, body = found
+            asked = json.loads(body) if body else {}
+            if asked.get("method") != "tools/list":
+                connection.sendall(http_response(200, discovered(asked)))
+                continue
+            listed, cursor = pages[asked["params"].get("cursor")]
+            result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in listed]}
+            result |= {"nextCursor": cursor} if cursor else {}
+            assert b"Mcp-Method: tools/list" in head
+            connection.sendall(
+                http_response(200, rpc_answer(asked, result), "content-type: application/json")
+            )
+
+    with thread_server(handle) as server, ProxyProcess(tmp_path, f"http://127.0.0.1:{server.port}") as proxy:
+        proxy.hello()
+        assert proxy.tools() == [*names, "outbox_status", "outbox_result"]
+    with ProxyProcess(tmp_path, f"http://127.0.0.1:{server.port}") as proxy:
+        assert proxy.tools() == [*names, "outbox_status", "outbox_result"]
+
+
+def rpc_answer(asked, result):
+    """The body of an answer."""
+    return json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}).encode()
+
+
+def discovered(asked):
+    """What a server of the stateless era says of itself; nothing to what is no request."""
+    about = {
+        "supportedVersions": ["2026-07-28"],
+        "capabilities": {},
+        "serverInfo": {"name": "s", "version": "1"},
+    }
+    return rpc_answer(asked, about) if "id" in asked else b"{}"

@@ -158,6 +158,21 @@ def test_a_memory_that_cannot_be_believed_is_none(tmp_path, change):
     assert Memory(state, "http://a").known == Known()
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"url": 1', "[" * 5_000, "\0"], ids=["empty", "other", "cut", "deep", "nul"]
+)
+def test_a_damaged_memory_is_made_anew(tmp_path, text):
+    """It costs nothing but the sight of the tools."""
+    state = StateDirectory(tmp_path).create()
+    Memory(state, "http://a").learn(tools=())
+    (path,) = tmp_path.glob("mcp-*.json")
+    path.write_text(text, "utf-8")
+    memory = Memory(state, "http://a")
+    assert memory.known == Known()
+    memory.learn(tools=('{"name":"a"}',))
+    assert Memory(state, "http://a").known.tools == ('{"name":"a"}',)
+
+
 def snippets():
     """The files to copy: the command of each, and its variables."""
     folder = ROOT / "config" / "mcp"
