@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _EXACT_DIGITS = 15  # a double holds that many (IEEE 754)
 _MOST_DIGITS = 1_000  # int() takes time that grows with the square of them
+_OTHERS = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 _BLANKS = str.maketrans("", "", " \t\r\n")
 
 
@@ -44,7 +45,7 @@ def parsed(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"not JSON: {error}" if text.strip() else "no input", code="not_json") from None
     if not isinstance(value, dict):
-        raise UsageError(f"a JSON object is expected, not a {type(value).__name__}")
+        raise UsageError(f"a JSON object is expected, not {_OTHERS.get(type(value), 'a number')}")
     return value
 
 
