@@ -61,12 +61,17 @@ class Heartbeat:
         if self._is_time(_PULSE_S) and self._is_alive(engine, settings):
             told = [] if (now := status()) == self._status else [status_line(now)]
             self._status = now
-            self._link.tell(WATCHDOG, *told)
+            self._tell_pulse(*told)
 
     def beat_in_flush(self, engine: Engine, settings: Settings) -> None:
         """The same while the last flush is on: systemd is to wait for it as long as it goes on."""
         if self._is_time(_FLUSH_PULSE_S) and self._is_alive(engine, settings):
-            self._link.tell(WATCHDOG, extend(_EXTEND_S))
+            self._tell_pulse(extend(_EXTEND_S))
+
+    def _tell_pulse(self, *more: str) -> None:
+        pulse = (WATCHDOG,) if self._link.watchdog_s else ()
+        if pulse or more:
+            self._link.tell(*pulse, *more)
 
     def _is_time(self, usual_s: float) -> bool:
         now_s = time.monotonic()
