@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _ROUNDS = 25
 _CALL = (
@@ -27,7 +28,7 @@ def main() -> None:
     """Run the rounds and print the table."""
     bare = [sys.executable, "-c", "pass"]
     loaded = [sys.executable, "-c", "import outbox.cli.hook_run"]
-    hook = [sys.executable, "-m", "outbox", "hook", "claude-code"]
+    hook = [str(Path(sys.executable).with_name("outbox")), "hook", "claude-code"]
     found: dict[str, list[float]] = {"python -c pass": [], "its imports alone": [], "outbox hook": []}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         environ = {**os.environ, "OUTBOX_STATE_DIR": folder}
