@@ -202,8 +202,8 @@ def _next_steps(args: argparse.Namespace) -> list[str]:
     return [
         "Next:",
         "  systemd-sysusers && systemd-tmpfiles --create",
-        "  put the relay's address as relay.url into /etc/relay-outbox/outbox.toml,",
-        "  and its token into /etc/relay-outbox/token (chmod 600)",
+        "  put the relay's address (relay.url) into /etc/relay-outbox/outbox.toml;",
+        '  its token into /etc/relay-outbox/token (chmod 600), and there: relay.token_file = "relay-token"',
         "  systemctl daemon-reload",
         "  systemctl enable --now outbox.socket outbox.service",
     ]
