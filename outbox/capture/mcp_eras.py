@@ -186,7 +186,11 @@ def session_fields(version: str, session_id: str | None) -> Fields:
 
 
 def _capabilities_of_sessions(text: str | None) -> str:
-    """Without what has other methods there: subscriptions, logging. Tools there are in any case: ours."""
+    """Without what has other methods there: subscriptions, logging. Tools there are in any case: ours.
+
+    Their list changes when the relay comes back and has others than were remembered.
+    """
     found = last_values(text) if text and text.startswith("{") else {}
     kept = [name for name in ("prompts", "resources", "completions") if name in found]
-    return plain({name: {} for name in ("tools", *kept)})
+    said: dict[str, dict[str, bool]] = {name: {} for name in kept}
+    return plain({"tools": {"listChanged": True}} | said)

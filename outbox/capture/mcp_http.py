@@ -183,19 +183,21 @@ class Ticket:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._call: Call | None = None
+        self._is_cut = False
         self.cancelled = False
 
     def use(self, call: Call) -> Call:
         """From now on this call is cut off by `cancel`; at once when that came before."""
         with self._lock:
             self._call = call
-            if self.cancelled:
+            if self._is_cut:
                 call.cancel()
         return call
 
     def cut(self) -> None:
-        """End the call under way; the request itself is not cancelled."""
+        """End the call under way, and each later one; the request itself is not cancelled."""
         with self._lock:
+            self._is_cut = True
             if self._call is not None:
                 self._call.cancel()
 

@@ -5,8 +5,10 @@ A thread for each request; calls that may wait go one after the other, so that n
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +39,7 @@ from relay_client.mcp import KEY_FIELD
 OWN_INFO = {"name": "relay-outbox", "version": VERSION}
 
 _MOST_PAGES = 100
+_LOOK_AGAIN_S = (1.0, 60.0)
 _GRACE_S = 1.0
 _LAST_S = 5.0
 
@@ -87,6 +90,7 @@ class Proxy:
         self._client_era = Era.SESSIONS
         self._initialized = False
         self._leaving = False
+        self._watching = False
         self._idle = threading.Condition()
         self._jobs: list[_Job] = []
         self._waiting_calls: queue.SimpleQueue[_Job] = queue.SimpleQueue()
@@ -225,13 +229,32 @@ class Proxy:
             self._memory.learn(tools=tools)
         except Unanswered as none:
             tools = self._memory.known.tools or ()
-            self._told.notice(
-                f"The relay does not answer ({none}); {len(tools)} tools are known from before."
-            )
+            self._told.notice(f"The relay does not answer ({none}); {len(tools)} tools are known.")
+            self._tell_of_others_than(tools, job)
         theirs = [as_listed(text, self._rules) for text in tools if tool_name(text) not in words.OWN_TOOLS]
         whole = ",".join([*theirs, *words.OWN_TOOLS.values()])
         listed = rpc.with_member(result, {"tools": f"[{whole}]", "nextCursor": None})
         return rpc.answer(job.id, result_for(era_of(job.request), "tools/list", listed))
+
+    def _tell_of_others_than(self, tools: tuple[str, ...], job: _Job) -> None:
+        """Have a client of sessions list its tools anew when the relay is back and has others."""
+        if era_of(job.request) is Era.SESSIONS and not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, args=(tools,), name="mcp tools", daemon=True).start()
+
+    def _watch(self, told: tuple[str, ...]) -> None:
+        wait_s, most_s = _LOOK_AGAIN_S
+        asked = rpc.read_message(rpc.request('"outbox-tools"', "tools/list", "{}"))
+        while self._watching:
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, most_s)
+            with contextlib.suppress(Unanswered):
+                text = self._relay.ask(asked, Ticket())
+                tools = self._all_pages(_Job(asked), rpc.within(text, "result") or "{}")
+                self._memory.learn(tools=tools)
+                self._watching = False
+                if tools != told:
+                    self._write(rpc.notification("notifications/tools/list_changed"))
 
     def _all_pages(self, job: _Job, result: str) -> tuple[str, ...]:
         tools = rpc.objects(rpc.within(result, "tools"))

@@ -9,7 +9,6 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from outbox.capture.mcp_message import within
 from outbox.json_text import text_value, with_members
@@ -34,7 +33,7 @@ class Rules:
         The first of: a configured name or pattern; the annotation `_meta["relay-outbox/bufferable"]`, true or
         false; a name that says "fire and forget". Nothing else: an answer may be missed.
         """
-        if any(fnmatchcase(tool, pattern) for pattern in self.buffer):
+        if any(_fits(tool, pattern) for pattern in self.buffer):
             return True
         said = within(described, "_meta", ANNOTATION) if described else None
         return said == "true" if said in {"true", "false"} else bool(_SAYS_SO.search(tool))
@@ -42,6 +41,12 @@ class Rules:
     def is_safe(self, tool: str, *, relay_honours_keys: bool) -> bool:
         """Whether a call whose outcome is unknown may go again with its key (relay contract, "MCP")."""
         return self.idempotent or relay_honours_keys or tool in self.safe_to_repeat
+
+
+def _fits(tool: str, pattern: str) -> bool:
+    """Whether a name fits a pattern: `*` is any text, `?` any character, everything else itself."""
+    wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(wanted, tool, re.DOTALL) is not None
 
 
 class Ran(enum.Enum):

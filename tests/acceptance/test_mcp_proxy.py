@@ -121,12 +121,24 @@ def test_an_agent_that_starts_in_an_outage_sees_its_tools(tmp_path, relay):
 def test_nothing_known_and_no_relay(tmp_path):
     """The client is greeted, sees the two tools of the proxy, and hears what is missing."""
     with ProxyProcess(tmp_path, "http://127.0.0.1:1", "--buffer", "note") as proxy:
-        assert proxy.hello()["capabilities"] == {"tools": {}}
+        assert proxy.hello()["capabilities"] == {"tools": {"listChanged": True}}
         assert proxy.tools() == ["outbox_status", "outbox_result"]
         assert "nothing was ever queued" in text_of(proxy.call("outbox_status"))
         assert queued_of(proxy.call("note"))["seq"] == 1
         assert "does not answer" in proxy.ask("prompts/list")["error"]["message"]
         assert proxy.ask("ping")["result"] == {}
+
+
+def test_an_agent_that_never_saw_the_relay_hears_when_there_are_tools(tmp_path, relay):
+    """Its client lists them anew, without being started again."""
+    url = relay.url
+    relay.kill()
+    with ProxyProcess(tmp_path, url) as proxy:
+        proxy.hello()
+        assert proxy.tools() == ["outbox_status", "outbox_result"]
+        relay.start()
+        proxy.next(lambda message: message.get("method") == "notifications/tools/list_changed", 60)
+        assert "note_add" in proxy.tools()
 
 
 def test_killed_right_after_its_result_the_call_still_arrives(tmp_path, relay):

@@ -98,7 +98,7 @@ def test_a_stateless_relay_in_the_words_of_sessions():
     result = json.loads(eras.initialize_result(hello, "2025-06-18", OWN))
     assert result == {
         "protocolVersion": "2025-06-18",
-        "capabilities": {"tools": {}, "resources": {}},
+        "capabilities": {"tools": {"listChanged": True}, "resources": {}},
         "serverInfo": {"name": "r"},
         "instructions": "be kind",
     }
