@@ -45,6 +45,7 @@ class Retirement:
         if not finished or not engine.dismiss(path):
             return
         if retire(self._state, path, now_ms):
+            engine.delivery.tokens.forget(agent)
             self._log("retired", {"agent": agent, "file": path.name})
         else:
             engine.wake(path)

@@ -175,6 +175,14 @@ class MintedTokens:
                 credential.trouble, credential.told = None, ""
         self._note_all("")
 
+    def forget(self, agent: str) -> None:
+        """Remove it from memory, disk and what people are told; the next event of this agent gets a new one."""
+        if self.one_per_agent:
+            with self._mutex:
+                self._credentials.pop(agent, None)
+            self._cache.forget(agent)
+            self._facts.write({f"token:{agent}": None})
+
     def describe(self) -> str:
         """The minter's own words."""
         return self._minter.describe()

@@ -58,6 +58,9 @@ class Tokens(Protocol):
     def retry(self) -> None:
         """A person asked: forget what stopped, and try at once."""
 
+    def forget(self, agent: str) -> None:
+        """The agent is gone for good: keep nothing of its own token."""
+
     def describe(self) -> str:
         """Where tokens come from, for status and log."""
 
@@ -116,6 +119,9 @@ class HostToken:
     def retry(self) -> None:
         """Read it again."""
         self._source.refresh()
+
+    def forget(self, agent: str) -> None:
+        """No agent has one of its own."""
 
     def describe(self) -> str:
         """The source's own words."""

@@ -41,6 +41,11 @@ class TokenCache:
             self._state.tokens.mkdir(mode=0o700, exist_ok=True)
             write_private(self._path(agent), json.dumps(kept))
 
+    def forget(self, agent: str) -> None:
+        """Remove it."""
+        with contextlib.suppress(OSError):
+            self._path(agent).unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def alone(self, agent: str, timeout_s: float) -> Iterator[bool]:
         """No other process gets a token of this name meanwhile; False where one did for all of `timeout_s`.

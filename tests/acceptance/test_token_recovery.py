@@ -12,6 +12,7 @@ from world import HOUR_MS, MINUTE_MS, World, answer
 from outbox.daemon.compose import tokens_of
 from outbox.delivery.minted import MintedTokens
 from outbox.delivery.tokens import AgentToken
+from outbox.store.directory import file_name
 from outbox.store.relay_state import read_facts
 from outbox.store.token_cache import TokenCache
 from relay_client import (
@@ -283,6 +284,24 @@ def test_a_refused_agent_does_not_hold_the_others(tmp_path):
         blocked = world.statuses()["builder"].blocked
         assert blocked.reason == "token_recovery"
         assert "unknown agent" in blocked.detail
+
+
+def test_an_agent_that_is_gone_for_good_leaves_no_token(tmp_path):
+    """Neither on disk nor in what people are told; when it comes back it is given a new one."""
+    with TokenWorld(tmp_path, "runtime") as world:
+        world.enqueue("builder", 1)
+        world.enqueue("reviewer", 1)
+        world.run(MINUTE_MS)
+        world.engine.delivery.tokens.forget("builder")
+        assert [path.name for path in world.state.tokens.iterdir()] == [
+            file_name("reviewer").replace(".sqlite", ".json")
+        ]
+        assert "token:builder" not in world.facts
+        assert "token:reviewer" in world.facts
+        world.enqueue("builder", 1, first=1)
+        world.run(MINUTE_MS)
+        assert world.numbers("builder") == [0, 1]
+        assert len(world.issuer.asked) == 3
 
 
 def test_a_token_is_shared_by_processes(tmp_path):
