@@ -176,7 +176,7 @@ class MintedTokens:
         self._note_all("")
 
     def forget(self, agent: str) -> None:
-        """Remove it from memory, disk and what people are told; the next event of this agent gets a new one."""
+        """Remove it from memory, disk and what people are told; the agent's next event gets a new one."""
         if self.one_per_agent:
             with self._mutex:
                 self._credentials.pop(agent, None)
