@@ -43,6 +43,7 @@ _INSIDE = """
 set -eu
 mount --make-rprivate /
 mount -t proc proc /proc
+mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
 mount -t tmpfs tmpfs /run
 mkdir /run/etc /run/lock
 cp -a /etc/. /run/etc && rm -rf /run/etc/systemd /run/etc/relay-outbox && mkdir -p /run/etc/systemd/system
@@ -67,6 +68,7 @@ else
   umount -R /sys/fs/cgroup
   mount -t cgroup2 cgroup2 /sys/fs/cgroup
 fi
+mount --make-rshared /
 exec env -i PATH="$PATH" container=test \\
   /lib/systemd/systemd --system --unit=multi-user.target --show-status=no --log-target=console
 """

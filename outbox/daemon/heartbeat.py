@@ -5,6 +5,7 @@ A pulse needs two to be alive: the main thread, which sends it, and the engine, 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -14,8 +15,7 @@ from outbox.delivery.shared import Log
 from outbox.setting_keys import Settings
 
 _PULSES_A_WATCHDOG = 4
-_PULSE_S = 10.0  # without a watchdog
-_FLUSH_PULSE_S = 2.0
+_PULSE_S = 2.0  # at most: systemd shows what we told last
 _EXTEND_S = 30.0
 _CALLS_A_TURN = 4  # what the relay says of itself, health, a token or an MCP discovery, and the event
 _TURN_SLACK_S = 60.0  # a locked file, a slow disk
@@ -58,14 +58,14 @@ class Heartbeat:
 
     def beat(self, engine: Engine, settings: Settings, status: Callable[[], str]) -> None:
         """One pulse, when it is time for it and the engine is alive; an engine that is not is logged once."""
-        if self._is_time(_PULSE_S) and self._is_alive(engine, settings):
+        if self._is_time() and self._is_alive(engine, settings):
             told = [] if (now := status()) == self._status else [status_line(now)]
             self._status = now
             self._tell_pulse(*told)
 
     def beat_in_flush(self, engine: Engine, settings: Settings) -> None:
         """The same while the last flush is on: systemd is to wait for it as long as it goes on."""
-        if self._is_time(_FLUSH_PULSE_S) and self._is_alive(engine, settings):
+        if self._is_time() and self._is_alive(engine, settings):
             self._tell_pulse(extend(_EXTEND_S))
 
     def _tell_pulse(self, *more: str) -> None:
@@ -73,12 +73,12 @@ class Heartbeat:
         if pulse or more:
             self._link.tell(*pulse, *more)
 
-    def _is_time(self, usual_s: float) -> bool:
+    def _is_time(self) -> bool:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return False
         watchdog_s = self._link.watchdog_s
-        self._next_s = now_s + min(usual_s, watchdog_s / _PULSES_A_WATCHDOG if watchdog_s else usual_s)
+        self._next_s = now_s + min(_PULSE_S, (watchdog_s or math.inf) / _PULSES_A_WATCHDOG)
         return True
 
     def _is_alive(self, engine: Engine, settings: Settings) -> bool:
