@@ -14,6 +14,7 @@ from systemd_host import LOG, SystemdHost
 from relay_client.reference.process import RelayProcess
 
 TOKEN = "tok-systemd"
+OUTBOX = "/opt/relay-outbox/bin/outbox"
 SOCKET = "/run/relay-outbox/outbox.sock"
 SERVICE = "outbox.service"
 CONFIG = '[relay]\ntoken_file = "relay-token"\n[daemon]\npoll_interval_s = 0.5\n'
@@ -37,9 +38,7 @@ with socket.socket(socket.AF_UNIX) as one:
 def host():
     """A systemd with our units installed, its user made, its token in place, and nothing started."""
     with SystemdHost() as host:
-        host.run(
-            "/opt/relay-outbox/bin/outbox", "install", "--system", "--command", "/opt/relay-outbox/bin/outbox"
-        )
+        host.run(OUTBOX, "install", "--system", "--command", OUTBOX)
         host.run("systemd-sysusers", "/etc/sysusers.d/relay-outbox.conf")
         host.run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/relay-outbox.conf")
         host.write("/etc/relay-outbox/token", TOKEN, "600")
@@ -179,12 +178,12 @@ def test_what_was_installed_is_removed(host):
     """Uninstalled, nothing of ours is left but settings and events, also no link of `enable`."""
     host.systemctl("enable", "outbox.service")
     host.run(
-        "/opt/relay-outbox/bin/outbox",
+        OUTBOX,
         "install",
         "--system",
         "--uninstall",
         "--command",
-        "/opt/relay-outbox/bin/outbox",
+        OUTBOX,
     )
     host.systemctl("daemon-reload")
     left = host.run(
@@ -192,3 +191,33 @@ def test_what_was_installed_is_removed(host):
     )
     assert [line for line in left.splitlines() if ".service.d" not in line] == []
     assert host.run("cat", "/etc/relay-outbox/token") == TOKEN
+
+
+def test_a_user_has_a_service_too(host, relay):
+    """Run by the systemd of that user, and looking for events where the user's commands put them."""
+    alice, home, runtime = ("65534", "65534"), "/run/alice", "/run/alice/run"
+    host.run("install", "-d", "-o", alice[0], home, runtime)
+    manager = (
+        "[Service]\nType=notify\nUser=65534\nDelegate=pids memory\nExecStart=/lib/systemd/systemd --user\n"
+    )
+    manager += f"Environment=HOME={home} XDG_RUNTIME_DIR={runtime} PATH=/usr/bin:/bin \n"
+    host.write("/etc/systemd/system/alice.service", manager)
+    host.systemctl("daemon-reload")
+
+    def as_alice(*words):
+        return host.run("env", f"HOME={home}", f"XDG_RUNTIME_DIR={runtime}", *words, user=alice)
+
+    host.systemctl("start", "alice.service")
+    as_alice(OUTBOX, "install", "--user", "--command", OUTBOX)
+    config = f'[relay]\nurl = "{relay.url}"\ntoken_file = "token"\n'
+    for name, text in {"outbox.toml": config, "token": TOKEN}.items():
+        host.write(f"{home}/.config/relay-outbox/{name}", text)
+    as_alice("systemctl", "--user", "daemon-reload")
+    as_alice("systemctl", "--user", "enable", "--now", SERVICE)
+    payload = json.dumps({"from": "builder", "to": "lead", "body": "0"})
+    as_alice(OUTBOX, "enqueue", "--agent", "builder", "--kind", "session-message", "--payload", payload)
+    wait_for(lambda: bodies(relay) == ["0"], 60)
+    status = as_alice("systemctl", "--user", "show", "--value", "-p", "StatusText", SERVICE)
+    assert status.startswith(f"delivers to {relay.url}")
+    as_alice("systemctl", "--user", "stop", SERVICE)
+    assert as_alice("systemctl", "--user", "show", "--value", "-p", "Result", SERVICE) == "success"
