@@ -116,6 +116,13 @@ def test_service_and_flush_are_hardened_alike():
     assert parts[0].split("\n\n")[0].strip() == parts[1].strip()
 
 
+def test_every_example_stands_in_the_documentation():
+    """Whoever looks for a drop-in finds it; the pages' links are held elsewhere."""
+    page = (ROOT / "docs" / "systemd.md").read_text("utf-8")
+    names = [path.name for path in (SYSTEMD / "examples").iterdir()]
+    assert [name for name in names if f"systemd/examples/{name})" not in page] == []
+
+
 # Installing ------------------------------------------------------------------------------------------------
 
 
