@@ -8,7 +8,12 @@ Standard library only: every producer reads it from the outbox file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+
+from outbox.value import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _MIB = 1024 * 1024
 _DAY_MS = 24 * 60 * 60 * 1000

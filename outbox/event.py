@@ -6,11 +6,10 @@ No I/O, no clock, no randomness in here: the moment and the key are arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, NamedTuple
 from zlib import crc32
 
+from outbox.blake2 import blake2b
 from outbox.errors import UsageError
 from outbox.event_checks import (
     check_agent,
@@ -25,7 +24,12 @@ from outbox.event_checks import (
     unknown,
 )
 from outbox.json_text import dump, last_values, plain_value
+from outbox.value import NamedTuple
 from outbox.wire_text import Stamp, key_scope, make_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = [
     "BUILT_IN_KINDS",

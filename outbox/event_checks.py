@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from outbox.errors import UsageError
 from outbox.json_text import deeper_than, dump, elements, last_values, may_name, plain_value, text_value
 from outbox.printable import quoted
 from outbox.wire_text import ARCHIVE_BYTES, KEY, QUOTED_NAMES, TIME
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_TIME_MS = 2**63 - 1
 MAX_NAME_BYTES = 512
@@ -24,11 +27,12 @@ MAX_ATTEMPTS = 1_000
 MAX_SHOWN_CHARS = 80
 MAX_DELAY_MS = 7 * 24 * 60 * 60 * 1000
 
-_is_key = re.compile(r"[\x21-\x7e]{1,200}").fullmatch
-_is_integer = re.compile(r"-?[0-9]{1,19}").fullmatch
+# Patterns are texts here: compiled when first used, since most events need none of them.
+_KEY = r"[\x21-\x7e]{1,200}"
+_INTEGER = r"-?[0-9]{1,19}"
 # W3C Trace Context, version 00: neither id may be all zeros.
-_is_traceparent = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
-_is_tracestate = re.compile(r"[\x20-\x7e]{1,512}").fullmatch
+_TRACEPARENT = r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_TRACESTATE = r"[\x20-\x7e]{1,512}"
 
 
 def check_kind(kind: object, known: Collection[str]) -> str:
@@ -66,7 +70,7 @@ def check_dedupe_key(mode: object, dedupe_key: object) -> str | None:
 
 def check_key(key: object) -> str:
     """An idempotency key: 1 to 200 visible ASCII characters, since it becomes a header; or UsageError."""
-    if isinstance(key, str) and _is_key(key):
+    if isinstance(key, str) and re.fullmatch(_KEY, key):
         return _exact(key)
     if key == "":
         raise UsageError("idempotencyKey is empty; leave it out and one is made")
@@ -84,11 +88,11 @@ def check_trace(traceparent: object, tracestate: object) -> None:
     """W3C Trace Context: `traceparent` of version 00, and a `tracestate` only beside it; or UsageError."""
     if traceparent is None:
         raise UsageError("a tracestate needs a traceparent")
-    if not isinstance(traceparent, str) or not _is_traceparent(traceparent):
+    if not isinstance(traceparent, str) or not re.fullmatch(_TRACEPARENT, traceparent):
         raise UsageError(
             f"traceparent {_shown(traceparent)} is not 00-TRACEID-PARENTID-FLAGS (W3C Trace Context)"
         )
-    if tracestate is not None and not (isinstance(tracestate, str) and _is_tracestate(tracestate)):
+    if tracestate is not None and not (isinstance(tracestate, str) and re.fullmatch(_TRACESTATE, tracestate)):
         raise UsageError(f"tracestate {_shown(tracestate)} is not 1 to 512 printable ASCII characters")
 
 
@@ -210,7 +214,7 @@ def _check_archive(payload: str, max_bytes: int) -> None:
     if not text_value(archive.get("agentId", "null")):
         raise UsageError('"agentId" of a continuation archive is a text')
     generation = archive.get("generation", "null")
-    if generation != "null" and not _is_integer(generation):
+    if generation != "null" and not re.fullmatch(_INTEGER, generation):
         raise UsageError(f'"generation" of a continuation archive is an integer, not {generation[:40]}')
     for name, value in archive.items():
         if name != "text":

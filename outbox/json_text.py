@@ -8,26 +8,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import accumulate
 from json.decoder import scanstring  # type: ignore[attr-defined] # public, only its stub is missing
 from json.encoder import encode_basestring
-from typing import Any, TypeVar
 
 from outbox.errors import UsageError
 from outbox.printable import printable
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    _Read = TypeVar("_Read")
+
 Member = tuple[str, int, int, int]
 """One member of an object: its name, and where it starts, where its value starts, and where it ends."""
 
-_Read = TypeVar("_Read")
+# Texts, compiled when first used: whoever hands over values, as a hook does, has no JSON text read in here.
+_SIMPLE_NAME = r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*'
+_AFTER_VALUE = r"[ \t\n\r]*([,}\]])[ \t\n\r]*"
+_CONSTANT_OR_STRING = r'(?s)"[^"\\]*(?:\\.[^"\\]*)*"|(NaN|-?Infinity)'
+_ESCAPED_LETTER = r"\\u00[4-7]"
+_SURROGATES = "[\ud800-\udfff]"
 
-_blanks = re.compile(r"[ \t\n\r]+").match
-_simple_name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
-_after_value = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
-_constant_or_string = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(NaN|-?Infinity)', re.DOTALL).finditer
-_escaped_letter = re.compile(r"\\u00[4-7]").search
-_surrogates = re.compile("[\ud800-\udfff]")
-
+_BLANKS = (" ", "\t", "\n", "\r")
 _BLANK = b" \t\r"
 _BRACKETS = b"[{]}"
 _STEPS = bytes.maketrans(_BRACKETS, b"\x01\x01\xff\xff")
@@ -86,7 +91,8 @@ def with_members(text: str, values: Mapping[str, str | None]) -> str:
 
 def may_name(text: str, first: str, second: str) -> bool:
     """Whether one of two quoted names of ASCII letters can name a member somewhere; False is certain."""
-    return first in text or second in text or ("\\u00" in text and _escaped_letter(text) is not None)
+    named = first in text or second in text
+    return named or ("\\u00" in text and re.search(_ESCAPED_LETTER, text) is not None)
 
 
 def text_value(text: str) -> str | None:
@@ -139,18 +145,37 @@ def split_lines(chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[
     Only LF ends a line (U+2028 and U+0085 may stand in JSON strings); a CR before it and a byte order mark at
     the very start are dropped. A line longer than `max_line_bytes` is one UsageError, and never in memory.
     """
-    number, held, size = 1, [], 0
+    lines = Lines(max_line_bytes)
     for chunk in chunks:
+        yield from lines.feed(chunk)
+    yield from lines.end()
+
+
+class Lines:
+    """`split_lines` for text that comes by and by."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        """At the start of the first line."""
+        self._most = max_line_bytes
+        self._number = 1
+        self._held: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes | UsageError]]:
+        """The lines that end in this chunk."""
         *ended, rest = chunk.split(b"\n")
         for part in ended:
-            held.append(part)
-            yield from _line(number, held, size + len(part), max_line_bytes)
-            number, held, size = number + 1, [], 0
-        held.append(rest)
-        size += len(rest)
-        if size > max_line_bytes:
-            held.clear()
-    yield from _line(number, held, size, max_line_bytes)
+            self._held.append(part)
+            yield from _line(self._number, self._held, self._size + len(part), self._most)
+            self._number, self._held, self._size = self._number + 1, [], 0
+        self._held.append(rest)
+        self._size += len(rest)
+        if self._size > self._most:
+            self._held.clear()
+
+    def end(self) -> Iterator[tuple[int, bytes | UsageError]]:
+        """The last line, if it did not end."""
+        return _line(self._number, self._held, self._size, self._most)
 
 
 def _line(
@@ -175,7 +200,7 @@ def _reading(read: Callable[[str], _Read], text: str) -> _Read:
         reason = reason.removesuffix(" at").removesuffix(" starting")
         raise _not_json(reason, text, error.pos) from None
     except _NotANumberError as error:
-        position = next(found.start() for found in _constant_or_string(text) if found[1])
+        position = next(found.start() for found in re.finditer(_CONSTANT_OR_STRING, text) if found[1])
         raise _not_json(f"{error} is no JSON number", text, position) from None
     except RecursionError:
         raise UsageError("nested too deep to be read", code="too_deep") from None
@@ -190,16 +215,17 @@ def _not_json(reason: str, text: str, position: int) -> UsageError:
 
 def _members(text: str) -> list[Member]:
     found: list[Member] = []
+    simple_name, after_value = _match(_SIMPLE_NAME), _match(_AFTER_VALUE)
     position = _opened(text, "{")
     if text.startswith("}", position):
         _closed(text, position + 1)
         return found
     while True:
-        simple = _simple_name(text, position)
+        simple = simple_name(text, position)
         name, value = (simple[1], simple.end()) if simple else _name(text, position)
         _, end = _raw_decode(text, value)
         found.append((name, position, value, end))
-        mark = _after_value(text, end)
+        mark = after_value(text, end)
         if mark is None or mark[1] == "]":
             raise json.JSONDecodeError("Expecting ',' or '}'", text, _skip_blanks(text, end))
         position = mark.end()
@@ -210,6 +236,7 @@ def _members(text: str) -> list[Member]:
 
 def _elements(text: str) -> list[str]:
     found: list[str] = []
+    after_value = _match(_AFTER_VALUE)
     position = _opened(text, "[")
     if text.startswith("]", position):
         _closed(text, position + 1)
@@ -217,13 +244,18 @@ def _elements(text: str) -> list[str]:
     while True:
         _, end = _raw_decode(text, position)
         found.append(text[position:end])
-        mark = _after_value(text, end)
+        mark = after_value(text, end)
         if mark is None or mark[1] == "}":
             raise json.JSONDecodeError("Expecting ',' or ']'", text, _skip_blanks(text, end))
         position = mark.end()
         if mark[1] == "]":
             _closed(text, position)
             return found
+
+
+@cache
+def _match(pattern: str) -> Callable[[str, int], re.Match[str] | None]:
+    return re.compile(pattern).match
 
 
 def _opened(text: str, bracket: str) -> int:
@@ -250,12 +282,13 @@ def _closed(text: str, end: int) -> None:
 
 
 def _skip_blanks(text: str, position: int) -> int:
-    found = _blanks(text, position)
-    return found.end() if found else position
+    while text.startswith(_BLANKS, position):
+        position += 1
+    return position
 
 
 def _escape_surrogates(text: str) -> str:
-    return _surrogates.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(_SURROGATES, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _undumpable(value: object, name: str, error: Exception) -> UsageError:

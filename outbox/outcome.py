@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from outbox.value import NamedTuple
 
 
 class State(enum.StrEnum):

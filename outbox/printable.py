@@ -11,7 +11,8 @@ MASK = "********"
 
 # C0, DEL and C1; the line ends U+2028 and U+2029; marks, embeddings, overrides and isolates of bidirectional
 # text (UAX 9); interlinear marks; the byte order mark; lone surrogates, which no stream can encode.
-_UNPRINTABLE = re.compile(
+# A text: most processes print nothing from elsewhere, and need not compile it.
+_UNPRINTABLE = (
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -19,12 +20,12 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 def printable(text: str) -> str:
     r"""`text` with each such character written as an escape (`\n`, `\x1b`, `\u202e`); all else as it was."""
-    return _UNPRINTABLE.sub(_escape, text)
+    return re.sub(_UNPRINTABLE, _escape, text)
 
 
 def has_unprintable(text: str) -> bool:
     """Whether `printable` would change anything."""
-    return _UNPRINTABLE.search(text) is not None
+    return re.search(_UNPRINTABLE, text) is not None
 
 
 def quoted(text: str) -> str:

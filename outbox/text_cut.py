@@ -5,7 +5,6 @@ Characters are counted as code points; a half of a surrogate pair that stands al
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator
 
 _MARKS = frozenset(("Mn", "Me", "Mc"))
@@ -68,6 +67,8 @@ def _is_inside_a_character(text: str, at: int) -> bool:
     before, after = text[at - 1], text[at]
     if after.isascii():
         return before + after == "\r\n"
+    import unicodedata  # noqa: PLC0415 - large, and most texts are cut nowhere
+
     if before == _JOINER or unicodedata.category(after) in _MARKS:
         return True
     if any(first <= ord(after) <= last for first, last in _ALSO_EXTENDING):

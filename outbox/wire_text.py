@@ -5,14 +5,13 @@ Delivery only joins what is made here, so every attempt sends the same bytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from types import MappingProxyType
-from typing import NamedTuple
 
+from outbox.blake2 import blake2b
 from outbox.json_text import elements, last_values, may_name, members, quoted, text_value, with_members
 from outbox.text_cut import cut_characters, cut_utf8, utf8_pieces
+from outbox.value import NamedTuple
 
 TIME = "occurredAt"
 KEY = "idempotencyKey"
@@ -21,7 +20,7 @@ QUOTED_NAMES = (f'"{TIME}"', f'"{KEY}"')
 CHUNK_BYTES = 56 * 1024
 ARCHIVE_BYTES = 8 * 1024 * 1024
 
-_is_empty_object = re.compile(r"\{[ \t\n\r]*\}").match
+_BLANKS = " \t\n\r"  # of JSON
 
 
 class Stamp(NamedTuple):
@@ -195,7 +194,8 @@ def _wrapped(value: str, stamp: Stamp) -> str:
 def _stamped(text: str, stamp: Stamp) -> str:
     if may_name(text, *QUOTED_NAMES) and not last_values(text).keys().isdisjoint((TIME, KEY)):
         return with_members(text, stamp.members())
-    comma = "" if _is_empty_object(text) else ","
+    is_empty = not text.startswith('{"') and not text[1:-1].strip(_BLANKS)
+    comma = "" if is_empty else ","
     return f'{text[:-1]}{comma}"{TIME}":{stamp.occurred_at_ms},"{KEY}":{quoted(stamp.key)}}}'
 
 

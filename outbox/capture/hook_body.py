@@ -5,12 +5,13 @@ Text is kept as it is. Pictures and files are named by media type and size, and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from outbox.capture.hook_json import at, json_text
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from outbox.capture.hook_table import Rule
 

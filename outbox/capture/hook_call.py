@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from outbox.capture.hook_body import body_of
 from outbox.capture.hook_fit import fitting
 from outbox.capture.hook_json import at, digest, json_text, one_line, parsed, with_strings
 from outbox.capture.hook_table import Rule, Runner, event_name, rule_of
 from outbox.errors import UsageError
 from outbox.json_text import deeper_than, quoted
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from typing import Any
 
     from outbox.capture.hook_redact import Redaction
     from outbox.event import Limits

@@ -9,11 +9,12 @@ import contextlib
 import fcntl
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
 from outbox.printable import printable
 from outbox.store.reserve import give_up_reserve
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from outbox.store.directory import StateDirectory
 

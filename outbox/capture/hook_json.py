@@ -6,15 +6,16 @@ What is kept of a hook's JSON is its own text, so that a number of any size and 
 from __future__ import annotations
 
 import json
-from hashlib import blake2b
 from json.decoder import scanstring  # type: ignore[attr-defined] # public, only its stub is missing
-from typing import TYPE_CHECKING, Any
 
+from outbox.blake2 import blake2b
 from outbox.errors import UsageError
 from outbox.json_text import dump, quoted
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 _EXACT_DIGITS = 15  # a double holds that many (IEEE 754)
 _MOST_DIGITS = 1_000  # int() takes time that grows with the square of them

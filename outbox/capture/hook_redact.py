@@ -7,10 +7,11 @@ looked at, and gives nothing back (possessive quantifiers).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
 
 from outbox.errors import UsageError
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

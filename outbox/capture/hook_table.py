@@ -5,12 +5,13 @@ How a body is found in a tool's answer is hook_body's; what is made of a row is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 from outbox.capture.hook_json import at
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 
 class Rule(NamedTuple):

@@ -50,6 +50,7 @@ PACKAGES = {
     "uvicorn": {"api", REFERENCE},
     "structlog": {"daemon"},
     "rich": {"cli"},
+    "prometheus_client": {"api"},
     "anyio": {"api"},
     "asyncio": {"api", "capture", WAYS_IN, REFERENCE},
 }
@@ -65,6 +66,7 @@ PURE = {
 PURE_LIBRARY = {
     *("__future__", "base64", "binascii", "collections", "dataclasses", "datetime", "difflib", "enum"),
     *(
+        "functools",
         "hashlib",
         "http",
         "itertools",
