@@ -22,6 +22,7 @@ from outbox.setting_types import (
     EndpointUrl,
     FilePath,
     Flag,
+    HostPort,
     Names,
     RelayPath,
     RelayUrl,
@@ -176,6 +177,11 @@ class DaemonSettings:
 
     state_dir: str | None = _key(None, FilePath(), restart=True)
     socket: str | None = _key(None, FilePath(), restart=True)
+    socket_group: str | None = _key(None, Text(), restart=True)
+    http: str | None = _key(None, HostPort(), restart=True)
+    http_token: str | None = _key(None, Token())
+    http_token_file: str | None = _key(None, SecretFile())
+    http_allow_remote: bool = _key(default=False, of=Flag(), restart=True)
     flush_timeout_s: float = _key(5.0, Seconds(0, _HOUR_S))
     poll_interval_s: float = _key(2.0, Seconds(0.01, _HOUR_S))
     max_open_files: int = _key(64, Whole(1, 100_000))
@@ -308,6 +314,7 @@ _FLAGS = {
     "relay.token_file": "--token-file",
     "daemon.state_dir": "--state-dir",
     "daemon.socket": "--socket",
+    "daemon.http": "--http",
 }
 
 

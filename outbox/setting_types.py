@@ -99,6 +99,22 @@ class FilePath(Text):
 
 
 @dataclass(frozen=True, slots=True)
+class HostPort(Text):
+    """An address to listen at, HOST:PORT; an IPv6 address stands in brackets."""
+
+    def read(self, raw: Any) -> str | None:
+        """The address, or None."""
+        text = Text.read(self, raw)
+        if text is None:
+            return None
+        host, _, port = text.rpartition(":")
+        bare = not host.startswith("[") and ":" in host
+        if not host or bare or not (port.isascii() and port.isdigit() and int(port[:6]) < 2**16):
+            raise Unfit("is no address to listen at; write HOST:PORT, such as 127.0.0.1:4860 or [::1]:4860")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class SecretFile(FilePath):
     """The path of a file with a secret; a bare name may be that of a systemd credential."""
 

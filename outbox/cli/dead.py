@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from outbox.api.letters import letter_data
 from outbox.cli.dead_select import add_choice, choice_of
 from outbox.cli.output import clean, count, local_time, number, say, table, terminal_width
 from outbox.cli.where import for_each, now_ms, settings_to_look, state_of, tell_troubles
@@ -119,7 +120,7 @@ def _list(args: argparse.Namespace) -> int:
         letters = chosen(box, choice)
         shown += len(letters)
         if args.json:
-            say(*(json.dumps(as_data(box.agent, letter)) for letter in letters))
+            say(*(json.dumps(letter_data(box.agent, letter)) for letter in letters))
         elif letters:
             say(*letters_table(box.agent, letters))
 
@@ -155,19 +156,3 @@ def _summary(shown: int, agent: str | None) -> str:
     if not shown:
         return f"No dead letters{whose}."
     return f"{count(shown, 'dead letter')}{whose}, kept with what was sent and what was answered."
-
-
-def as_data(agent: str, letter: DeadLetter) -> dict[str, object]:
-    """A dead letter as data."""
-    return {
-        "agent": agent,
-        "seq": letter.seq,
-        "kind": letter.kind,
-        "idempotencyKey": letter.key,
-        "occurredAt": letter.occurred_at_ms,
-        "reason": letter.reason,
-        "status": letter.status,
-        "detail": letter.detail,
-        "attempts": letter.attempts,
-        "failedAt": letter.failed_at_ms,
-    }

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 
+from outbox.api.letters import STATES, listed_data
 from outbox.cli.output import age, bytes_text, clean, count, number, say, table, terminal_width
 from outbox.cli.where import for_each, now_ms, settings_to_look, state_of, tell_troubles
-from outbox.outcome import State
 from outbox.store.file import OutboxFile
 from outbox.store.records import Listed, listed
 
@@ -20,7 +20,6 @@ outbox list --state in-flight --json"""
 
 _HEADERS = ("agent", "seq", "kind", "key", "age", "attempts", "size", "state")
 _RIGHT = ("seq", "age", "attempts", "size")
-_STATES = {"waiting": State.WAITING, "in-flight": State.IN_FLIGHT}
 _PAGE = 500
 _LINES = 50  # for a person, unless --limit says otherwise
 
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "agent", metavar="AGENT", nargs="?", help="whose events; default: those of all agents"
     )
-    parser.add_argument("--state", choices=list(_STATES), help="those that wait, or those in flight, only")
+    parser.add_argument("--state", choices=list(STATES), help="those that wait, or those in flight, only")
     parser.add_argument("--kind", metavar="K", help="those of one kind only")
     parser.add_argument(
         "--limit", metavar="N", type=_limit, help=f"at most so many (default: {_LINES}; with --json all)"
@@ -46,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
 
     def act(box: OutboxFile) -> None:
         nonlocal left, more
-        events = listed(box, kind=args.kind, state=_STATES.get(args.state))
+        events = listed(box, kind=args.kind, state=STATES.get(args.state))
         while page := list(islice(events, _PAGE if left is None else min(left, _PAGE))):
             left = None if left is None else left - len(page)
             if args.json:
-                say(*(json.dumps(_as_data(box.agent, event)) for event in page))
+                say(*(json.dumps(listed_data(box.agent, event)) for event in page))
             else:
                 rows.extend(_row(box.agent, event) for event in page)
         more = more or next(events, None) is not None
@@ -81,21 +80,6 @@ def _row(agent: str, event: Listed) -> tuple[str, ...]:
         bytes_text(event.size_bytes),
         "in flight" if event.in_flight else "waits",
     )
-
-
-def _as_data(agent: str, event: Listed) -> dict[str, object]:
-    return {
-        "agent": agent,
-        "seq": event.seq,
-        "state": str(State.IN_FLIGHT if event.in_flight else State.WAITING),
-        "kind": event.kind,
-        "idempotencyKey": event.key,
-        "occurredAt": event.occurred_at_ms,
-        "acceptedAt": event.accepted_at_ms,
-        "attempts": event.attempts,
-        "sends": event.sends,
-        "bytes": event.size_bytes,
-    }
 
 
 def _limit(text: str) -> int:

@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--socket", metavar="PATH", help="where the local socket lies (default: STATE/outbox.sock)"
     )
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="serve the local HTTP by TCP too, on loopback, with a token"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         "relay.url": args.relay,
         "relay.token_file": args.token_file,
         "daemon.socket": args.socket,
+        "daemon.http": args.http,
         "daemon.state_dir": args.state_dir,
     }
 
@@ -45,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         settings.require_relay_url()
         configure(settings.daemon.log_format, settings.daemon.log_level)
         register_secret(settings.relay.token)
+        register_secret(settings.daemon.http_token)
         return settings
 
     link, sockets = take_link(os.environ, os.getpid()), take_sockets(os.environ, os.getpid())

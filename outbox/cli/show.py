@@ -8,15 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from outbox.api.report import opened
+from outbox.api.letters import event_text, history_of, shown
 from outbox.cli.output import age, bytes_text, clean, count, local_time, number, say
-from outbox.cli.where import existing, now_ms, settings_to_look, state_of
-from outbox.errors import UsageError
-from outbox.json_text import quoted
-from outbox.outcome import State
+from outbox.cli.where import now_ms, settings_to_look, state_of
 from outbox.record import Record, Remembered, event_fields, payload_of
-from outbox.record_line import joined, one_line
-from outbox.store.records import Found, find
+from outbox.store.records import Found
 
 EXAMPLE = """\
 outbox show builder 10234
@@ -48,84 +44,9 @@ def run(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace, which: str, *, dead: bool = False) -> int:
     """Show the event; with `dead` only a dead letter counts."""
     state = state_of(settings_to_look(args))
-    with opened(state, existing(state, args.agent)) as box:
-        found = find(box, which.replace(",", "") if _is_number(which) else which)
-        if found is None or (dead and found.state != State.DEAD):
-            raise UsageError(_unknown(args.agent, which, found))
-        if args.json:
-            say(as_json(box.agent, found))
-        else:
-            say(*(clean(line) for line in _lines(box.agent, found)))
+    agent, found = shown(state, args.agent, which, dead=dead)
+    say(*([event_text(agent, found)] if args.json else (clean(line) for line in _lines(agent, found))))
     return 0
-
-
-def _is_number(word: str) -> bool:
-    digits = word.replace(",", "")  # messages write 10,234
-    return digits.isascii() and digits.isdigit()
-
-
-def _unknown(agent: str, which: str, found: Found | None) -> str:
-    if found is not None:
-        return f"Event {which!r} of {agent!r} is no dead letter; it is {found.state}. See: outbox show"
-    return (
-        f"No event {which!r} of {agent!r} is known. It was never accepted, or was delivered so long ago that "
-        "its receipt is gone, or it was a dead letter that was replayed under a new number. "
-        "See: outbox list, outbox dead list"
-    )
-
-
-# As data ----------------------------------------------------------------------------------------------------
-
-
-def as_json(agent: str, found: Found) -> str:
-    """All of it as one line of JSON in ASCII; the payload keeps its own text but for escapes and breaks."""
-    record = found.record
-    fields = {"agent": quoted(agent), "seq": str(record.seq), "state": quoted(found.state)}
-    fields |= _receipt(record) if isinstance(record, Remembered) else _record(agent, record)
-    return _ascii(joined(fields))
-
-
-def _receipt(receipt: Remembered) -> dict[str, str]:
-    return {
-        "kind": quoted(receipt.kind),
-        "idempotencyKey": quoted(receipt.key),
-        "at": str(receipt.at_ms),
-        "result": "null" if receipt.result is None else quoted(receipt.result),
-    }
-
-
-def _record(agent: str, record: Record) -> dict[str, str]:
-    event, tries, letter = record.event, record.tries, record.letter
-    fields = event_fields(event)
-    fields["acceptedAt"] = str(record.accepted_at_ms)
-    fields["payload"] = one_line(payload_of(record, agent)) if record.sound else "null"
-    if event.replayed_from is not None:
-        fields["replayedFrom"] = str(event.replayed_from)
-    fields["attempts"], fields["sends"] = str(tries.attempts), str(tries.sends)
-    fields["history"] = json.dumps([_named(entry) for entry in _history(record)])
-    if tries.progress is not None:
-        fields["progress"] = tries.progress
-    if letter is not None:
-        texts = {"code": letter.code, "detail": letter.detail, "answer": letter.answer, "path": letter.path}
-        fields["reason"] = quoted(letter.reason)
-        fields["status"] = "null" if letter.status is None else str(letter.status)
-        fields |= {name: quoted(text) for name, text in texts.items()}
-        fields["failedAt"] = str(letter.failed_at_ms)
-    return fields
-
-
-def _history(record: Record) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = json.loads(record.tries.history)
-    return entries
-
-
-def _named(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"at" if name == "at_ms" else name: value for name, value in entry.items()}
-
-
-def _ascii(text: str) -> str:
-    """JSON with everything beyond ASCII as escapes; such characters stand in strings only."""
-    return text if text.isascii() else re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
 
 
 # For a person -----------------------------------------------------------------------------------------------
@@ -142,7 +63,7 @@ def _lines(agent: str, found: Found) -> Iterator[str]:
             yield from ("result", *_result(record.result))
         return
     yield from _facts(_event_facts(record, now))
-    yield from ("history", *(_told(entry, now) for entry in _history(record))) if _history(record) else ()
+    yield from ("history", *(_told(entry, now) for entry in history_of(record))) if history_of(record) else ()
     if record.letter is not None and record.letter.answer:
         yield from ("answer", *(f"  {line}" for line in record.letter.answer.splitlines()))
     if record.sound:

@@ -17,12 +17,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from outbox.api.binding import bind_loopback
+from outbox.api.http_token import http_token
+from outbox.api.meter import Meter
 from outbox.daemon.activation import path_of
 from outbox.daemon.compose import build_engine, relay_client
 from outbox.daemon.flush import Flush, dismiss, report_to_json, waiting
-from outbox.daemon.heartbeat import Heartbeat
+from outbox.daemon.heartbeat import Heartbeat, longest_turn_ms
 from outbox.daemon.logs import register_secret
 from outbox.daemon.notify import Notifier
 from outbox.daemon.retire import Retirement
@@ -45,6 +48,9 @@ from outbox.store.people import pause, resume
 from outbox.store.place import default_socket, leave_place, take_place, write_private
 from outbox.store.rules import encode_rules
 from outbox.store.wake import bind_wake_socket
+
+if TYPE_CHECKING:
+    from outbox.api.server import Tcp
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HOUSEKEEPING_S = 60.0
@@ -81,6 +87,7 @@ class Daemon:
         configured = Path(settings.daemon.socket) if settings.daemon.socket else default_socket(state)
         self.socket_path = path_of(sockets[0]) if sockets else configured
         self._sockets = list(sockets)
+        self.meter = Meter()
         self._heart = Heartbeat(link, log)
         self.engine: Engine  # there while `run` runs
         self._reload = reload
@@ -90,6 +97,7 @@ class Daemon:
         self._flush_mutex = threading.Lock()
         self._flushes = 0
         self._kick: socket.socket
+        self._http = ""
         self._watch = FileWatch(state)
         self._retirement = Retirement(state, log)
         self._notifier = Notifier(state, log)
@@ -143,7 +151,9 @@ class Daemon:
     def _serve(self, wake: socket.socket, kicked: socket.socket) -> None:
         from outbox.api.server import LocalServer  # noqa: PLC0415 - starlette only where it is served
 
-        server = LocalServer(self, self.socket_path, self._sockets)
+        server = LocalServer(
+            self, self.socket_path, self._sockets, group=self.settings.daemon.socket_group, tcp=self._tcp()
+        )
         server.start()
         try:
             self._start_engine()
@@ -153,6 +163,7 @@ class Daemon:
                     "relay": self.settings.require_relay_url(),
                     "state": str(self.state.path),
                     "socket": str(self.socket_path),
+                    **({"http": self._http} if self._http else {}),
                     "pid": os.getpid(),
                     "agents": len(self._watch.paths),
                 },
@@ -168,7 +179,29 @@ class Daemon:
             dismiss(self.engine, 0.5)
         self._tell_the_end(flush)
 
+    def _tcp(self) -> Tcp | None:
+        """Loopback, when it is asked for; raises ConfigError."""
+        from outbox.api.server import Tcp  # noqa: PLC0415 - as above
+
+        asked = self.settings.daemon.http
+        if not asked:
+            return None
+        listening = bind_loopback(asked, allow_remote=self.settings.daemon.http_allow_remote)
+        host = asked.rpartition(":")[0]
+        self._http = f"{host}:{listening.getsockname()[1]}"
+        try:
+            register_secret(self._http_token())
+        except BaseException:
+            listening.close()
+            raise
+        return Tcp(listening, host, self._http_token)
+
+    def _http_token(self) -> str:
+        own = self.settings.daemon
+        return http_token(self.state, own.http_token, own.http_token_file)
+
     def _start_engine(self) -> None:
+        self.engine.delivery.count = self.meter.attempt
         rules = encode_rules(self.settings.limits(), self.settings.bounds())
         try:
             write_private(self.state.rules_file, rules)
@@ -344,6 +377,15 @@ class Daemon:
     def limits(self) -> Limits:
         """What an event may be, by the settings of now."""
         return self.settings.limits()
+
+    @property
+    def least_free_bytes(self) -> int:
+        """How much disk is to stay free, by the settings of now."""
+        return self.settings.bounds_section.min_free_disk_bytes
+
+    def hangs(self) -> str:
+        """Why delivery does not go on by itself any more; "" while it does."""
+        return self.engine.stuck(longest_turn_ms(self.settings))
 
     @property
     def kind_paths(self) -> Mapping[str, str]:

@@ -46,7 +46,9 @@ def exchange(delivery: Delivery, parcel: Parcel, token: str | None) -> Reading |
             origin=parcel.origin,
             deadline=delivery.deadline,
         )
-    return _read(delivery, parcel.form, parcel.count, answer)
+    reading = _read(delivery, parcel.form, parcel.count, answer)
+    delivery.count("cut" if isinstance(reading, Cut) else str(reading.sort), answer.elapsed_ms / 1_000)
+    return reading
 
 
 def prepare_call(delivery: Delivery, tool: str, token: str | None) -> Reading | Cut | None:

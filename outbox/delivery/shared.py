@@ -29,6 +29,10 @@ def silent(event: str, fields: dict[str, Any]) -> None:
     """A log that nobody reads."""
 
 
+def uncounted(outcome: str, seconds: float) -> None:
+    """A meter that nobody reads."""
+
+
 @dataclass(slots=True)
 class Delivery:
     """The relay, what is known of it, and the files; `flushing` and `deadline` change while a flush is on."""
@@ -44,6 +48,7 @@ class Delivery:
     rng: random.Random
     max_retry_after_ms: int = 3_600_000
     log: Log = silent
+    count: Callable[[str, float], None] = uncounted  # each request to the relay: what came of it, how long
     rules: tuple[Limits, Bounds] | None = None  # written into each outbox file for its producers
     rate: Rate | None = None  # how fast events may leave; None: as fast as the relay takes them
     flushing: bool = False

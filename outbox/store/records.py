@@ -59,9 +59,10 @@ def about(box: OutboxFile) -> About:
     return About(stream, paused_at_ms, events)
 
 
-def listed(box: OutboxFile, *, kind: str | None = None, state: str | None = None) -> Iterator[Listed]:
-    """What waits or is in flight, in order, a page at a time; of one kind or one of the two states only."""
-    after = 0
+def listed(
+    box: OutboxFile, *, kind: str | None = None, state: str | None = None, after: int = 0
+) -> Iterator[Listed]:
+    """What waits or is in flight behind the seq `after`, in order; of one kind or one of both states only."""
     while True:
         with box.snapshot():
             claimed_through = box.one(sql.READ_CLAIM)[1]

@@ -14,7 +14,7 @@ import pytest
 import outbox
 from outbox import errors
 from outbox.aio import AsyncOutbox
-from outbox.api.server import local_app
+from outbox.api.app import local_app
 from outbox.delivery.verdict import Effect, Step, judge, judge_group
 from outbox.outcome import Reason, picture
 from relay_client import Answer, Failure, Reading, Sort, read_single, read_tool_call
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
 GUARANTEES = (DOCS / "delivery-guarantees.md").read_text("utf-8")
+LOCAL_HTTP = (DOCS / "local-http.md").read_text("utf-8")
 CONTRACT = (DOCS / "relay-contract.md").read_text("utf-8")
 PYTHON_API = (DOCS / "python-api.md").read_text("utf-8")
 
@@ -61,11 +62,11 @@ def test_every_route_of_the_local_socket_stands_in_the_table():
     """With its method, and no other."""
     routes = local_app(SimpleNamespace(state=None)).routes
     served = {
-        f"{method} {route.path.replace(':path', '')}"
+        f"{method} {route.path.replace(':segment', '')}"
         for route in routes
         for method in route.methods - {"HEAD"}
     }
-    assert {row[0].strip("`") for row in table(ARCHITECTURE, "call")} == served
+    assert {row[0].strip("`") for row in table(LOCAL_HTTP, "call")} == served
 
 
 def test_every_public_name_stands_in_the_python_api():

@@ -142,6 +142,8 @@ def test_every_key_has_a_variable(name):
         value = "http://some-name"
     if name == "relay.runtime_token.path":
         value = "/some-name"
+    if name == "daemon.http":
+        value = "127.0.0.1:4860"
     layers = environment_layers({key.variable: value})
     assert resolve(layers, environ={}).settings.origins == {name: key.variable}
 
