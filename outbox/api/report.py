@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from outbox.api.explain import Explanation, explain
 from outbox.api.obstacle import KIND_PATHS, Obstacle, Scope, closed_gate
 from outbox.capture.hook_faults import HookFaults, read_faults
 from outbox.errors import StoreError
+from outbox.sidecar.record import living
 from outbox.store.directory import StateDirectory
 from outbox.store.file import BUSY_TIMEOUT_MS, OutboxFile, open_outbox
 from outbox.store.inspect import OutboxStatus, read_status
@@ -24,6 +25,7 @@ FOR_ALL = "auth"
 """The fact about the tokens as a whole; those of agents with a token of their own are "token:AGENT"."""
 
 _BUSY_TIMEOUT_MS = 1_000
+_SIDECAR_FIELDS = ("pid", "engine", "socket", "command", "tmux", "selfResume", "restarts", "handoff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class OutboxLine:
     status: OutboxStatus | None
     why: Explanation | None
     trouble: StoreError | None = None
+    sidecars: tuple[Mapping[str, Any], ...] = ()  # what each `outbox run` for this agent tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ def overview(
     if relay_url is not None and daemon is None and known_url != relay_url:
         facts, known_url = {}, relay_url
     told = partial(explain, facts=facts, daemon_running=daemon is not None, now_ms=now_ms, paths=paths)
-    lines = [_line(state, path, told) for path in files]
+    sidecars = [fields for _, fields in living(state.path)]
+    lines = [_line(state, path, told, sidecars) for path in files]
     return Overview(
         outboxes=lines,
         relay_url=known_url,
@@ -146,12 +150,18 @@ def _hooks_json(faults: HookFaults) -> dict[str, Any]:
     return {"lost": faults.lost, "lastAt": faults.last_at_ms, "last": faults.last}
 
 
-def _line(state: StateDirectory, path: Path, told: Callable[[OutboxStatus], Explanation]) -> OutboxLine:
+def _line(
+    state: StateDirectory,
+    path: Path,
+    told: Callable[[OutboxStatus], Explanation],
+    sidecars: Sequence[Mapping[str, Any]],
+) -> OutboxLine:
     try:
         status = status_of(state, path)
     except StoreError as error:
         return OutboxLine(path.stem, None, None, error)
-    return OutboxLine(status.agent, status, told(status))
+    own = tuple(fields for fields in sidecars if fields.get("agent") == status.agent)
+    return OutboxLine(status.agent, status, told(status), sidecars=own)
 
 
 def status_of(state: StateDirectory, path: Path) -> OutboxStatus:
@@ -187,7 +197,12 @@ def _agent_json(line: OutboxLine, now_ms: int) -> dict[str, Any]:
         "bytes": status and status.waiting_bytes,
         "oldestAgeMs": max(0, now_ms - status.head.accepted_at_ms) if status and status.head else None,
     }
-    return {"agent": line.agent, **counters, "blocked": _blocked_json(line)}
+    sidecars = {"sidecars": [_sidecar_json(told) for told in line.sidecars]} if line.sidecars else {}
+    return {"agent": line.agent, **counters, "blocked": _blocked_json(line), **sidecars}
+
+
+def _sidecar_json(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: told.get(name) for name in _SIDECAR_FIELDS}
 
 
 def _blocked_json(line: OutboxLine) -> dict[str, Any] | None:

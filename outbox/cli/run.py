@@ -123,6 +123,7 @@ class Sidecar:
         with contextlib.ExitStack() as at_end:
             self._record = Record(self._state.path)
             at_end.callback(self._record.close)
+            self._make_outbox()
             terminal = Terminal()
             at_end.callback(terminal.close)
             if self._daemon_socket is None:
@@ -140,6 +141,13 @@ class Sidecar:
             wait_status = self._serve(runner)
             self._flush()
         return wait_status
+
+    def _make_outbox(self) -> None:
+        """The agent is seen from now on; a disk that takes nothing now may do so later."""
+        try:
+            Outbox.open(self._agent, state_dir=self._state.path).close()
+        except StoreError as error:
+            say(clean(f"outbox: {error} The command is run all the same."), to=sys.stderr)
 
     def _environment(self) -> dict[str, str]:
         """What the command finds out about us."""

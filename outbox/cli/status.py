@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from outbox.api.explain import Explanation
 from outbox.api.obstacle import Obstacle, Scope
@@ -136,7 +137,18 @@ def notes(seen: Overview) -> Iterator[str]:
         yield f"{count(dropped, 'event')} dropped by a bound; the relay is told in their place."
     if dead:
         yield f"{count(dead, 'dead letter')}: outbox dead list"
+    yield from (clean(_sidecar(line.agent, told, seen.now_ms)) for line in lines for told in line.sidecars)
     if seen.hooks:
         last_at = local_time(seen.hooks.last_at_ms, seen.now_ms)
         lost = count(seen.hooks.lost, "call")
         yield clean(f"Hooks could not record {lost}, the last at {last_at}: {seen.hooks.last}")
+
+
+def _sidecar(agent: str, told: Mapping[str, Any], now: int) -> str:
+    """What runs for this agent: "builder: claude (pid 4711) under outbox run since 14:02"."""
+    command, tmux, handoff = told.get("command") or {}, told.get("tmux"), told.get("handoff")
+    since = f" since {local_time(command['startedAt'], now)}" if command.get("startedAt") else ""
+    line = f"{agent}: {command.get('name')} (pid {command.get('pid')}) under outbox run{since}"
+    line += f", started again {count(told['restarts'], 'time')}" if told.get("restarts") else ""
+    line += f", tmux {tmux.get('session')} ({tmux.get('socket')})" if tmux else ""
+    return line + (f", hand-off {handoff.get('commandId')} is open" if handoff else "")

@@ -1,6 +1,7 @@
 """`outbox run` as a careful init: status, signals, orphans, streams, with and without a daemon."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,18 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from processes import QUICK, ROOT, DaemonProcess, ask, environment, numbers, put, status_of, wait_for
+from processes import (
+    QUICK,
+    ROOT,
+    DaemonProcess,
+    ask,
+    environment,
+    numbers,
+    outbox_command,
+    put,
+    status_of,
+    wait_for,
+)
 
 from outbox.sidecar.record import living
 from relay_client.reference.process import RelayProcess
@@ -78,6 +90,11 @@ def ran(state, *words, timeout_s=60, **options):
     with sidecar(state, *words, **options) as process:
         out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
+
+
+def stopped(process, number):
+    """Signal a sidecar until it ends: one that comes at the very end of its command is still the command's."""
+    wait_for(lambda: process.send_signal(number) or process.poll() is not None, 60)
 
 
 def told(state):
@@ -162,8 +179,8 @@ def test_a_reader_is_not_kept_waiting(state):
     with sidecar(state, "--flush-timeout", "60", "--", "echo", "done") as process:
         assert process.stdout.read() == "done\n"
         assert process.poll() is None
-        process.terminate()
-        assert process.wait(60) == 0
+        stopped(process, signal.SIGTERM)
+        assert process.returncode == 0
 
 
 def test_what_the_command_finds(state, relay):
@@ -205,6 +222,29 @@ def test_the_name_of_the_command_is_the_agent(state):
             timeout=60,
         )
     assert done.stdout == "sh\n"
+
+
+def test_the_status_knows_the_command(state):
+    """Under its agent, as data and as a line; a sidecar that was killed is not shown, and cleared away."""
+    tmux = ["env", "TMUX=/tmp/tmux-0/de,fault,77,3", "TMUX_PANE=%5"]
+    with sidecar(state, "--", "sh", "-c", "read x", before=tmux) as process:
+        fields = wait_for(lambda: told(state))
+        (agent,) = json.loads(outbox_command(state, "status", "--json").stdout)["agents"]
+        assert agent["sidecars"] == [{name: fields[name] for name in fields if name != "agent"}]
+        (shown,) = agent["sidecars"]
+        assert (shown["pid"], shown["command"]["name"]) == (process.pid, "sh")
+        assert (shown["engine"], shown["selfResume"], shown["handoff"]) == ("own", False, None)
+        assert shown["tmux"] == {"socket": "/tmp/tmux-0/de,fault", "session": "$3", "pane": "%5"}
+        (record,) = (state / "sidecars").glob("*.json")
+        assert record.stat().st_mode & 0o777 == 0o600
+        line = f"builder: sh (pid {shown['command']['pid']}) under outbox run since "
+        assert line.encode() in outbox_command(state, "status").stdout
+        process.kill()
+        process.wait(60)
+        (agent,) = json.loads(outbox_command(state, "status", "--json").stdout)["agents"]
+        assert "sidecars" not in agent
+    assert ran(state, "--", "true")[0] == 0
+    assert list((state / "sidecars").iterdir()) == []
 
 
 # Delivery ---------------------------------------------------------------------------------------------------
@@ -272,7 +312,7 @@ def test_a_signal_ends_the_last_flush(state):
     put(state, "builder", 0)
     with sidecar(state, "--flush-timeout", "600", "--", "echo", "done") as process:
         assert process.stdout.read() == "done\n"
-        process.send_signal(signal.SIGINT)
+        stopped(process, signal.SIGINT)
         assert "1 event of builder left on disk" in process.communicate(timeout=60)[1]
         assert process.returncode == 0
 
