@@ -1,1 +1,1 @@
-"""What comes in from agent runners: their hooks as events, and the proxy between an agent and the relay's tools."""
+"""What comes in from agent runners: their hooks as events, and the proxy to the relay's tools."""

@@ -70,7 +70,8 @@ def test_stop_while_the_relay_is_down(state, nobody):
         wait_for(lambda: daemon.said("gate_closed"))
         assert daemon.stop(timeout_s=10) == 0
         last = daemon.said("stopped")[-1]
-        assert (last["delivered_at_the_end"], last["left"], last["agents_with_events_left"]) == ("0", "3", "1")
+        counts = (last["delivered_at_the_end"], last["left"], last["agents_with_events_left"])
+        assert counts == ("0", "3", "1")
         assert "event=stopped" in daemon.lines()[-1]
     status = status_of(state, "builder")
     assert (status.waiting, status.in_flight, status.head.attempts) == (3, 0, 0)
