@@ -52,6 +52,7 @@ __all__ = [
 
 _GAP_KIND = "outbox-gap"
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NO_SETTINGS = {"OUTBOX_CONFIG", "OUTBOX_AGENT", "OUTBOX_SOCKET", "OUTBOX_SIDECAR"}  # known, and no keys
 _EXCLUSIVE = ("relay.token", "relay.token_file", "relay.token_command", "relay.oauth.token_url")
 _EXCLUSIVE_SECRETS = ("relay.oauth.client_secret", "relay.oauth.client_secret_file")
 
@@ -141,7 +142,7 @@ def environment_layers(environ: Mapping[str, str]) -> tuple[Layer, Layer]:
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     """Variables that look like settings and are none, each with the nearest that is one."""
-    known = {key.variable for key in KEYS.values()} | {"OUTBOX_CONFIG"}
+    known = {key.variable for key in KEYS.values()} | _NO_SETTINGS
     for name in sorted(environ):
         if name.startswith("OUTBOX_") and name not in known:
             yield name, _nearest(name, known)

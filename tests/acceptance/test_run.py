@@ -93,7 +93,7 @@ def ran(state, *words, timeout_s=60, **options):
 
 
 def stopped(process, number):
-    """Signal a sidecar until it ends: one that comes at the very end of its command is still the command's."""
+    """Signal a sidecar until it ends: one that comes while its command ends is still the command's."""
     wait_for(lambda: process.send_signal(number) or process.poll() is not None, 60)
 
 
