@@ -14,7 +14,7 @@ import httpx
 from relay_client.auth import TokenFile, TokenUnavailable, fingerprint
 from relay_client.minting import Exchange, Grant, TokenEndpoint
 from relay_client.refresh_token import RefreshTokenFile
-from relay_client.token_answer import read_oauth
+from relay_client.token_answer import read_oauth, read_rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,15 @@ class OAuthTokens:
         """One request, one answer. A rotated refresh token is on disk before this returns the grant."""
         secret = self._client.secret() if self._client.secret else None
         refresh_token = self._refresh.token() if self._refresh else None
-        secrets = [text for text in (secret, refresh_token) if text]
-        for text in secrets:
+        for text in filter(None, (secret, refresh_token)):
             self._tell(text)
         response = yield self._request(secret, refresh_token)
-        answer = read_oauth(response, self._endpoint.place, secrets, now_ms=self._wall_ms())
-        if self._refresh and answer.refresh_token and answer.refresh_token != refresh_token:
-            self._tell(answer.refresh_token)
-            self._refresh.keep(answer.refresh_token)
-        return answer.grant
+        rotated = read_rotated(response)
+        if self._refresh and rotated is not None and rotated != refresh_token:
+            self._tell(rotated)
+            self._refresh.keep(rotated)
+        secrets = self._as_sent(secret, refresh_token, rotated)
+        return read_oauth(response, self._endpoint.place, secrets, now_ms=self._wall_ms())
 
     def describe(self) -> str:
         """Where tokens come from."""
@@ -108,6 +108,17 @@ class OAuthTokens:
         """Close the connections."""
         self._endpoint.close()
 
+    def _as_sent(self, *secrets: str | None) -> list[str]:
+        """The secrets, also encoded: what repeats a request shows them so."""
+        plain = [text for text in secrets if text]
+        pairs = [self._basic(text) for text in plain]
+        return [*plain, *(quote_plus(text) for text in plain), *pairs]
+
+    def _basic(self, secret: str) -> str:
+        """Each half is form-encoded first (RFC 6749 2.3.1)."""
+        pair = f"{quote_plus(self._client.client_id)}:{quote_plus(secret)}"
+        return base64.b64encode(pair.encode()).decode()
+
     def _request(self, secret: str | None, refresh_token: str | None) -> httpx.Request:
         client = self._client
         form = {"grant_type": "client_credentials"}
@@ -120,8 +131,7 @@ class OAuthTokens:
             form["client_id"] = client.client_id
         elif client.style == "post":
             form |= {"client_id": client.client_id, "client_secret": secret}
-        else:  # each half is form-encoded first (RFC 6749 2.3.1)
-            pair = f"{quote_plus(client.client_id)}:{quote_plus(secret)}"
-            headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+        else:
+            headers["Authorization"] = f"Basic {self._basic(secret)}"
         headers["Accept-Encoding"] = "identity"
         return httpx.Request("POST", self._endpoint.url, headers=headers, content=urlencode(form).encode())

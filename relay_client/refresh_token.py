@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from relay_client.auth import TokenFile, TokenUnavailable, fingerprint
+from relay_client.problem import parse_json
 
 
 class RefreshTokenFile:
@@ -68,8 +69,8 @@ class RefreshTokenFile:
 
     def _rotated_after(self, seed: str) -> str | None:
         try:
-            record = json.loads(self._beside.read_bytes())
-        except (OSError, ValueError):
+            record = parse_json(self._beside.read_bytes())
+        except OSError:
             return None
         if not isinstance(record, dict) or record.get("after") != fingerprint(seed):
             return None

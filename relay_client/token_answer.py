@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -12,24 +10,30 @@ import httpx
 from relay_client.auth import TokenUnavailable, checked
 from relay_client.clean import one_line
 from relay_client.minting import Grant
-from relay_client.problem import parse_json, read_problem
+from relay_client.problem import NOT_JSON, parse_json, read_problem
 from relay_client.retry_after import parse_retry_after
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_WAIT_MS = 3_600_000
 _SHORTEST_MASKED = 4
 _PASSING = frozenset({"temporarily_unavailable", "server_error", "slow_down", "authorization_pending"})
 _OF_AGENT = frozenset({400, 403, 409, 410, 422})
 
 
-@dataclass(frozen=True, slots=True)
-class OAuthAnswer:
-    """What a token endpoint gave: the grant, and a new refresh token where it rotates them."""
+def read_rotated(response: httpx.Response) -> str | None:
+    """A new refresh token, whatever else is in the answer: the old one may be of no use any more.
 
-    grant: Grant
-    refresh_token: str | None = field(default=None, repr=False)
+    None also for one that could not be read back from a file.
+    """
+    value = parse_json(response.content) if response.is_success else None
+    rotated = value.get("refresh_token") if isinstance(value, dict) else None
+    try:
+        return checked(rotated, "the refresh token") if isinstance(rotated, str) else None
+    except TokenUnavailable:
+        return None
 
 
-def read_oauth(response: httpx.Response, place: str, secrets: Collection[str], *, now_ms: int) -> OAuthAnswer:
+def read_oauth(response: httpx.Response, place: str, secrets: Collection[str], *, now_ms: int) -> Grant:
     """RFC 6749 5.1 and 5.2. `secrets` are masked in what is told.
 
     Raises:
@@ -44,9 +48,8 @@ def read_oauth(response: httpx.Response, place: str, secrets: Collection[str], *
         raise _unavailable(response, place, _oauth_words(told), secrets, now_ms, stops=stops)
     if str(told.get("token_type") or "bearer").lower() != "bearer":
         raise TokenUnavailable(f"{place} gives tokens that are no bearer tokens", stops=True)
-    token, rotated = told["access_token"], told.get("refresh_token")
-    grant = Grant(checked(token if isinstance(token, str) else "", place), _after(told, now_ms))
-    return OAuthAnswer(grant, rotated if isinstance(rotated, str) and rotated else None)
+    token = told["access_token"]
+    return Grant(checked(token if isinstance(token, str) else "", place), _after(told, now_ms))
 
 
 def read_runtime(response: httpx.Response, place: str, secrets: Collection[str], *, now_ms: int) -> Grant:
@@ -72,13 +75,12 @@ def read_printed(output: bytes, source: str) -> Grant:
     Raises:
         TokenUnavailable: it is neither.
     """
-    text = output.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
+    text = output.removeprefix(_BYTE_ORDER_MARK).decode("latin-1")
     if not text.lstrip().startswith("{"):
         return Grant(checked(text, source))
-    try:
-        told = json.loads(output.decode("utf-8-sig"))
-    except ValueError:
-        raise TokenUnavailable(f"{source}: prints what is neither a token nor JSON") from None
+    told = parse_json(output.removeprefix(_BYTE_ORDER_MARK))
+    if told is NOT_JSON:
+        raise TokenUnavailable(f"{source}: prints what is neither a token nor JSON")
     token, until = told.get("token"), told.get("expiresAt")
     if not isinstance(token, str):
         raise TokenUnavailable(f'{source}: prints JSON without a text "token"')

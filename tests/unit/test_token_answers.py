@@ -46,9 +46,8 @@ def oauth(status, value, *secrets, **headers):
 )
 def test_a_grant_and_its_end(more, expires_at_ms):
     """`expires_in` is in seconds from now; what cannot be read is as good as absent."""
-    answer = oauth(200, {"access_token": "tok-1", "token_type": "bearer", **more})
-    assert answer.grant == Grant("tok-1", expires_at_ms)
-    assert answer.refresh_token is None
+    grant = oauth(200, {"access_token": "tok-1", "token_type": "bearer", **more})
+    assert grant == Grant("tok-1", expires_at_ms)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +139,7 @@ def test_what_a_command_may_print(output, grant):
         (b"tok 1", "white space"),
         (b"{tok-1", "neither a token nor JSON"),
         (b'{"token": 1}', 'without a text "token"'),
+        (b'{"token":' * 5_000, "neither a token nor JSON"),
         (b'{"token": "tok-1", "expiresAt": "tomorrow"}', "expiresAt"),
         (b'{"token": "tok-1", "expiresAt": true}', "expiresAt"),
     ],
@@ -229,6 +229,52 @@ def test_a_refresh_token_that_cannot_be_saved_keeps_the_grant_back(tmp_path, mon
     assert json.loads((folder / "beside.json").read_text())["refreshToken"] == "new-9"
 
 
+@pytest.mark.parametrize(
+    "unusable", [{"access_token": "tok 1"}, {"access_token": "tok-1", "token_type": "mac"}, {}]
+)
+def test_a_rotated_refresh_token_is_kept_also_where_nothing_else_can_be_used(tmp_path, unusable):
+    """The old one may be of no use any more, whatever came beside the new one."""
+    file = tmp_path / "refresh"
+    file.write_text("old\n")
+    refresh = RefreshTokenFile(file, tmp_path / "beside.json")
+    exchange = OAuthTokens(TokenEndpoint(PLACE, transport=NOBODY), OAuthClient("c"), refresh).exchange()
+    next(exchange)
+    with pytest.raises(TokenUnavailable):
+        exchange.send(httpx.Response(200, json={**unusable, "refresh_token": "new-1"}))
+    assert file.read_text() == "new-1\n"
+
+
+@pytest.mark.parametrize("rotated", ["", " ", "two words", "two\nlines", "\u00e4", 5, None, ["new"]])
+def test_a_refresh_token_that_could_not_be_read_back_takes_no_place(tmp_path, rotated):
+    """The one that works stays, and the access token that came with it is used."""
+    file = tmp_path / "refresh"
+    file.write_text("old\n")
+    refresh = RefreshTokenFile(file, tmp_path / "beside.json")
+    exchange = OAuthTokens(TokenEndpoint(PLACE, transport=NOBODY), OAuthClient("c"), refresh).exchange()
+    next(exchange)
+    response = httpx.Response(200, json={"access_token": "tok-1", "refresh_token": rotated})
+    assert ended(exchange, response) == Grant("tok-1")
+    assert file.read_text() == "old\n"
+
+
+@pytest.mark.parametrize("style", ["basic", "post"])
+def test_what_was_sent_is_masked_in_whichever_form_it_comes_back(tmp_path, style):
+    """A server that shows the request shows header and form: encoded, they are secret too."""
+    (tmp_path / "refresh").write_text("r/e+f=9913")
+    refresh = RefreshTokenFile(tmp_path / "refresh", tmp_path / "beside.json")
+    client = OAuthClient("outbox", lambda: "s3cret/+%5512", style=style)
+    exchange = OAuthTokens(TokenEndpoint(PLACE, transport=NOBODY), client, refresh).exchange()
+    request = next(exchange)
+    sent = f"{request.headers.get('authorization', '')} {request.content.decode()} s3cret/+%5512 r/e+f=9913"
+    with pytest.raises(TokenUnavailable, match="invalid_request") as unavailable:
+        exchange.send(httpx.Response(400, json={"error": "invalid_request", "error_description": sent}))
+    told = str(unavailable.value)
+    forms = ["s3cret/+%5512", "s3cret%2F%2B%255512", "r/e+f=9913", "r%2Fe%2Bf%3D9913"]
+    forms += [request.headers.get("authorization", "Basic none").removeprefix("Basic ")]
+    assert [form for form in forms if form in told] == []
+    assert told.count("[secret]") >= 3
+
+
 def test_a_new_token_in_the_file_is_stronger_than_a_rotated_one_beside_it(tmp_path):
     """What an operator puts there counts; what is beside belongs to the one that was there before."""
     file, beside = tmp_path / ("r" * 255), tmp_path / "beside.json"
@@ -237,7 +283,7 @@ def test_a_new_token_in_the_file_is_stronger_than_a_rotated_one_beside_it(tmp_pa
     assert RefreshTokenFile(file, beside).token() == "rotated-1"
     file.write_text("seed-2")
     assert RefreshTokenFile(file, beside).token() == "seed-2"
-    for damage in ("", "[]", "{", '{"after": "x"}'):
+    for damage in ("", "[]", "{", '{"after": "x"}', "[" * 5_000):
         beside.write_text(damage)
         assert RefreshTokenFile(file, beside).token() == "seed-2"
 
