@@ -24,6 +24,7 @@ from outbox.store.token_cache import TokenCache
 from relay_client import Minter, TokenUnavailable, fingerprint
 
 _LONGEST_MINT_S = 60.0
+_AFTER_PROBE_MS = 1_000
 
 Log = Callable[[str, dict[str, Any]], None]
 
@@ -66,6 +67,7 @@ class MintedTokens:
         self._log = log
         self._tell = tell
         self._mutex = threading.Lock()
+        self._probing = threading.Lock()  # held by the one who asks while nobody gets a token
         self._credentials: dict[str, _Credential] = {}
         fact = facts.read().get(FOR_ALL) or {}
         now_ms = clock.monotonic_ms()
@@ -211,17 +213,37 @@ class MintedTokens:
 
     def _in_the_way(self, credential: _Credential) -> Trouble | None:
         """The trouble for which nobody is asked now; one that stopped is over once its inputs changed."""
-        if self._trouble is not None and self._trouble.stopped and not self.look_again(""):
-            return self._trouble
+        shared, own = self._trouble, credential.trouble  # others change them meanwhile
+        if shared is not None and shared.stopped and not self.look_again(""):
+            return shared
         now_ms = self._clock.monotonic_ms()
-        troubles = [trouble for trouble in (self._trouble, credential.trouble) if trouble is not None]
+        troubles = [trouble for trouble in (shared, own) if trouble is not None]
         waits = [trouble for trouble in troubles if trouble.next_ms > now_ms]
         return max(waits, key=lambda trouble: trouble.next_ms, default=None)
 
     def _get(self, credential: _Credential, deadline: float | None, refused: str) -> None:
         """Put a token in place of the one there; the caller holds its mutex. Raises NoTokenNow."""
-        if trouble := self._in_the_way(credential):
-            raise NoTokenNow(trouble.reason, trouble.detail, None if trouble.stopped else trouble.next_ms)
+        with self._one_for_all():
+            if trouble := self._in_the_way(credential):
+                raise NoTokenNow(trouble.reason, trouble.detail, None if trouble.stopped else trouble.next_ms)
+            self._try(credential, deadline, refused)
+
+    @contextlib.contextmanager
+    def _one_for_all(self) -> Iterator[None]:
+        """While whoever gives out tokens is in trouble one agent asks, and not each one at once."""
+        trouble = self._trouble
+        if trouble is None or not self.one_per_agent:
+            yield
+            return
+        if not self._probing.acquire(blocking=False):
+            next_ms = self._clock.monotonic_ms() + _AFTER_PROBE_MS
+            raise NoTokenNow(trouble.reason, trouble.detail, next_ms)
+        try:
+            yield
+        finally:
+            self._probing.release()
+
+    def _try(self, credential: _Credential, deadline: float | None, refused: str) -> None:
         inputs = self._minter.inputs()  # what is put there meanwhile has not been tried
         is_recovery = bool(refused) and credential.held is not None and credential.held.refused
         if is_recovery or credential.told:
@@ -231,6 +253,8 @@ class MintedTokens:
                 if not self._found(credential, refused):
                     self._mint(credential, deadline)
         except TokenUnavailable as unavailable:
+            if unavailable.of_agent:
+                self._trouble = None  # it answers
             self._failed(credential, unavailable, inputs)
             trouble = self._in_the_way(credential)
             reason = trouble.reason if trouble else "token_recovery"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from urllib.parse import parse_qs
 
 import httpx
 import pytest
+from processes import wait_for
 from world import HOUR_MS, MINUTE_MS, World, answer
 
 from outbox.daemon.compose import tokens_of
 from outbox.delivery.minted import MintedTokens
-from outbox.delivery.tokens import AgentToken
+from outbox.delivery.tokens import AgentToken, NoTokenNow
 from outbox.store.directory import file_name
 from outbox.store.relay_state import read_facts
 from outbox.store.token_cache import TokenCache
@@ -151,6 +153,58 @@ def test_a_recovery_endpoint_that_is_down_for_three_hours(tmp_path, kind):
         for agent in AGENTS:
             assert world.numbers(agent) == [0, 1, 2, 3, 4]
         assert (world.attempts(), world.dead()) == (0, [])
+
+
+def test_one_agent_asks_for_all_while_nobody_gets_a_token(tmp_path):
+    """With a thread for each agent, too, a round of a recovery that fails is one request."""
+    asked, release = [], threading.Event()
+    with TokenWorld(tmp_path, "runtime") as world:
+
+        def out_of_order(request):
+            asked.append(request)
+            assert release.wait(60)
+            return answer(503)
+
+        endpoint = TokenEndpoint("http://relay.test/mint", transport=httpx.MockTransport(out_of_order))
+        tokens = world.engine.delivery.tokens
+        tokens._minter._endpoint = endpoint
+        refused = []
+
+        def ask(agent):
+            with pytest.raises(NoTokenNow) as none:
+                tokens.token(agent)
+            refused.append(none.value)
+
+        release.set()
+        ask("agent-0")
+        release.clear()
+        world.clock.now_ms += HOUR_MS
+        threads = [threading.Thread(target=ask, args=(agent,)) for agent in AGENTS]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(refused) + len(asked) > len(AGENTS), 60)
+        release.set()
+        for thread in threads:
+            thread.join(60)
+        assert len(asked) == 2
+        assert {none.reason for none in refused} == {"token_recovery"}
+        assert all(none.next_ms > world.clock.monotonic_ms() for none in refused[1:])
+
+
+def test_an_agent_that_is_refused_after_an_outage_shows_that_it_is_over(tmp_path):
+    """The answer to the one who asked for all is a refusal of that one alone: the others ask at once."""
+    with TokenWorld(tmp_path, "runtime") as world:
+        world.issuer.fail = lambda: answer(503)
+        tokens = world.engine.delivery.tokens
+        with pytest.raises(NoTokenNow):
+            tokens.token("builder")
+        world.clock.now_ms += HOUR_MS
+        world.issuer.fail = lambda: answer(403, {"error": {"code": "insufficient_scope"}})
+        with pytest.raises(NoTokenNow):
+            tokens.token("builder")
+        world.issuer.fail = lambda: None
+        assert tokens.token("reviewer") == "tok-3"
+        assert world.facts["auth"]["state"] == "ok"
 
 
 def test_a_token_is_renewed_before_it_ends(tmp_path):
