@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outbox.daemon.compose import build_engine
 from outbox.daemon.flush import Flush, FlushReport, dismiss
@@ -22,9 +23,13 @@ from outbox.setting_keys import Settings
 from outbox.store.directory import StateDirectory
 from outbox.store.enqueue import Receipt
 
+if TYPE_CHECKING:
+    from outbox.api.server import LocalServer
+
 _LOOK_EVERY_S = 0.2  # the one wake-up socket of a state directory is the daemon's: files are looked at
 _WORKERS = 2  # one agent takes one turn at a time
 _HOUSEKEEPING_S = 60.0
+_LOOK_ENDS_WITHIN_S = 5.0
 
 
 class OneAgent(StateDirectory):
@@ -58,18 +63,15 @@ class Companion(Daemon):
         super().__init__(own, OneAgent(state.path, agent), lambda: own, version, _silent, sockets=[listening])
         self.agent = agent
         self._listening = listening
+        self._server: LocalServer | None = None
         self._over = threading.Event()
         self._looking = threading.Thread(target=self._look, name="look", daemon=True)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Companion]:
         """Deliver and serve while the block runs; raises ConfigError when a setting cannot be used."""
-        from outbox.api.server import LocalServer  # noqa: PLC0415 - starlette only where it is served
-
         self._clock_offset_ms = self._offset_ms()
         self.engine = build_engine(self.settings, self.state, log=self.log, on_token=register_secret)
-        server = LocalServer(self, self.socket_path, [self._listening])
-        server.start()
         try:
             self._start_engine()
             self._looking.start()
@@ -78,12 +80,15 @@ class Companion(Daemon):
             self._over.set()
             self._flushed.set()
             self._notifier.stop()
-            server.stop()
+            self._looking.join(_LOOK_ENDS_WITHIN_S)
+            if self._server is not None:
+                self._server.stop()
             dismiss(self.engine, 0.5)
 
     def _look(self) -> None:
         next_poll = next_care = 0.0
         while not self._over.wait(min(_LOOK_EVERY_S, self.settings.daemon.poll_interval_s)):
+            self._serve_if_asked()
             now = time.monotonic()
             with contextlib.suppress(OutboxError):  # the next look tells
                 self._scan()
@@ -93,6 +98,14 @@ class Companion(Daemon):
                 if now >= next_care:
                     next_care = now + _HOUSEKEEPING_S
                     self._expire()
+
+    def _serve_if_asked(self) -> None:
+        """The local HTTP is loaded for its first caller: most commands write the file, and call nobody."""
+        if self._server is None and select.select([self._listening], [], [], 0)[0]:
+            from outbox.api.server import LocalServer  # noqa: PLC0415 - see above
+
+            self._server = LocalServer(self, self.socket_path, [self._listening])
+            self._server.start()
 
     def last_flush(self, timeout_s: float, enough: Callable[[], bool]) -> FlushReport:
         """Send what waits until the deadline, or until `enough`."""

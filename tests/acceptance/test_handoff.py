@@ -184,7 +184,7 @@ def test_with_a_compaction_and_a_session_it_resumes(state, tmp_path, relay):
 
 @pytest.mark.parametrize(
     ("acts", "reason"),
-    [((), "no_compaction"), (("session s-1",), "no_compaction"), (("compact",), "no_session")],
+    [(("session s-1",), "no_compaction"), (("compact",), "no_session")],
 )
 def test_else_it_starts_fresh(state, tmp_path, relay, acts, reason):
     """Without a compaction, or without a session; recovered when it has lived for long enough."""
