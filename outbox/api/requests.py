@@ -194,10 +194,13 @@ def _list_of(
         return None
     if not isinstance(values, list) or not values or not all(map(fits, values)):
         raise UsageError(f"{name} is a list of {what}, not empty. {_UNCHANGED}.")
-    return tuple(values)
+    return tuple(int(value) if isinstance(value, float) else value for value in values)
 
 
 def _is_seq(value: Any) -> bool:
+    """A whole number; 7.0 is one too (JSON Schema 2020-12, core 4.2.3)."""
+    if isinstance(value, float):
+        return value.is_integer() and 0 <= value <= _MOST_INTEGER
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_INTEGER
 
 
@@ -205,4 +208,4 @@ def _moment(given: Mapping[str, Any], name: str) -> int | None:
     value = given.get(name)
     if value is not None and not _is_seq(value):
         raise UsageError(f"{name} is a moment in epoch milliseconds. {_UNCHANGED}.")
-    return value
+    return None if value is None else int(value)
