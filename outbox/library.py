@@ -10,24 +10,25 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
 
 from outbox.bounds import Bounds
 from outbox.errors import OutboxError, StoreBusy, StoreClosed, StoreDamaged, StoreError, UsageError
 from outbox.event import Accepted, Draft, Limits, accept, check_agent, draft_event, parse_event, uuid7
 from outbox.json_text import dump
-from outbox.state_dir import state_dir as default_state_dir
-from outbox.store.create import create_outbox
+from outbox.state_dir import absolute, state_folder
 from outbox.store.directory import StateDirectory
 from outbox.store.enqueue import Receipt, enqueue_together
 from outbox.store.file import OutboxFile, open_outbox
 from outbox.store.rules import decode_rules
 from outbox.store.wake import Waker
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Self
+
     from outbox.store.inspect import OutboxStatus
 
 _MOST_REPLACEMENTS = 10
@@ -65,7 +66,7 @@ class Outbox:
         self.agent = agent
         self._state = state
         self._box = box
-        self._waker = Waker(state.wake_socket)
+        self._waker = Waker(f"{state.folder}/wake.sock")
         self._mutex = threading.RLock()
         self._closed = False
         _outboxes.add(self)
@@ -85,8 +86,8 @@ class Outbox:
             StoreError: the file or its folder cannot be used.
         """
         agent = check_agent(agent)
-        place = default_state_dir(None, os.environ) if state_dir is None else Path(state_dir).absolute()
-        state = StateDirectory(place).create(allow_network_fs=allow_network_fs)
+        folder = state_folder(os.environ) if state_dir is None else absolute(state_dir)
+        state = StateDirectory(folder).create(allow_network_fs=allow_network_fs)
         return cls(agent, state, _opened(state, agent))
 
     def enqueue(
@@ -220,7 +221,7 @@ class Outbox:
         except StoreDamaged:
             mend(self._state, self.agent)
             results = self._store_anew(drafts, now_ms)
-        self._waker.wake(box.path.name)
+        self._waker.wake(box.name)
         return results
 
     def _store_anew(self, drafts: Sequence[Draft], now_ms: int) -> list[Receipt | OutboxError]:
@@ -285,9 +286,11 @@ def open_or_make(state: StateDirectory, agent: str) -> OutboxFile:
 
     A damaged one is set aside, and opened anew. Raises StoreError when it cannot be made or used.
     """
-    path, mended = state.outbox_path(agent), False
+    path, mended = state.outbox_file(agent), False
     for _ in range(_MOST_REPLACEMENTS):
         if not os.path.lexists(path):
+            from outbox.store.create import create_outbox  # noqa: PLC0415 - once for each agent
+
             limits, bounds = read_rules(state)
             create_outbox(state, agent, limits, bounds, time.time_ns() // 1_000_000)
         try:
@@ -317,7 +320,8 @@ def mend(state: StateDirectory, agent: str) -> None:
 def read_rules(state: StateDirectory) -> tuple[Limits, Bounds]:
     """The rules for a new outbox: those that the daemon left in the state directory, else the defaults."""
     try:
-        return decode_rules(state.rules_file.read_text("utf-8"))
+        with open(f"{state.folder}/rules.json", encoding="utf-8") as file:  # noqa: PTH123 - without pathlib
+            return decode_rules(file.read())
     except (OSError, UnicodeDecodeError):
         return Limits(), Bounds()
 

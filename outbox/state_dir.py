@@ -5,22 +5,26 @@ Producers import this in every hook, so it loads no configuration file and no pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
+import os
 
 from outbox.errors import ConfigError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Protocol
+
+    class Configured(Protocol):
+        """Anything that knows a state directory from the flags, the environment or a file: `Settings`."""
+
+        @property
+        def configured_state_dir(self) -> str | None:
+            """The path, or None when none of them names one."""
+
+
 VARIABLE = "OUTBOX_STATE_DIR"
 ALIAS = "AGENT_RELAY_RUNNER_OUTBOX_DIR"
-
-
-class Configured(Protocol):
-    """Anything that knows a state directory from the flags, the environment or a file: `Settings`."""
-
-    @property
-    def configured_state_dir(self) -> str | None:
-        """The path, or None when none of them names one."""
 
 
 def state_dir(settings: Configured | None, environ: Mapping[str, str]) -> Path:
@@ -38,16 +42,28 @@ def state_dir(settings: Configured | None, environ: Mapping[str, str]) -> Path:
 
 def located(settings: Configured | None, environ: Mapping[str, str]) -> tuple[Path, str]:
     """`state_dir`, and what named it ("settings", or the variable)."""
+    from pathlib import Path  # noqa: PLC0415 - a producer goes by `state_folder`, and does without
+
     if settings is not None and settings.configured_state_dir:
-        return _absolute(settings.configured_state_dir), "settings"
+        return Path(absolute(settings.configured_state_dir)), "settings"
+    folder, name = _from_environment(environ)
+    return Path(folder), name
+
+
+def state_folder(environ: Mapping[str, str]) -> str:
+    """`state_dir` as a producer finds it, from the environment alone, and as text."""
+    return _from_environment(environ)[0]
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[str, str]:
     for name in (VARIABLE, ALIAS):
         if given := environ.get(name, "").strip():
-            return _absolute(expand_home(given, environ)), name
+            return absolute(expand_home(given, environ)), name
     if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
-        return _absolute(given), "STATE_DIRECTORY"
+        return absolute(given), "STATE_DIRECTORY"
     for name, below in (("XDG_STATE_HOME", "relay-outbox"), ("HOME", ".local/state/relay-outbox")):
-        if (base := Path(environ.get(name, ""))).is_absolute():
-            return base / below, name
+        if (base := environ.get(name, "")).startswith("/"):
+            return absolute(f"{base}/{below}"), name
     raise ConfigError(
         "No state directory: none is set, and HOME is unknown. Nothing was stored or started. "
         f"Set {VARIABLE} or --state-dir to a folder of your own."
@@ -62,12 +78,15 @@ def expand_home(path: str, environ: Mapping[str, str]) -> str:
     if path != "~" and not path.startswith("~/"):
         return path
     home = environ.get("HOME", "")
-    if not Path(home).is_absolute():
+    if not home.startswith("/"):
         raise ConfigError(
             f'The path "{path}" starts with ~, and HOME is unknown; nothing was changed; write it in full'
         )
     return home + path[1:]
 
 
-def _absolute(path: str) -> Path:
-    return Path(path).absolute()
+def absolute(path: str | os.PathLike[str]) -> str:
+    """What `Path.absolute` gives, as text: doubled slashes and single dots gone, `..` left as it is."""
+    text = os.fspath(path)
+    whole = text if text.startswith("/") else f"{os.getcwd()}/{text}"  # noqa: PTH109 - see above
+    return "/" + "/".join(part for part in whole.split("/") if part not in ("", "."))

@@ -8,10 +8,10 @@ import os
 import select
 import socket
 import sys
-from typing import TYPE_CHECKING
 
 from outbox.store.place import running_daemon
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -50,7 +50,7 @@ def _ask(socket_path: Path, agent: str) -> None:
 
 def _detach(state: StateDirectory, agent: str) -> None:
     """`outbox flush` in a session of its own; where one runs already, the sender's lock ends this one."""
-    words = ["flush", f"--agent={agent}", f"--timeout={FLUSH_S}", f"--state-dir={state.path}"]
+    words = ["flush", f"--agent={agent}", f"--timeout={FLUSH_S}", f"--state-dir={state.folder}"]
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-P", "-m", "outbox", *words],

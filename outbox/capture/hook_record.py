@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
 from outbox.bounds import REFUSE, fits
 from outbox.capture.hook_call import Call, Message, key_of, message_of, session_of
@@ -12,11 +11,12 @@ from outbox.capture.hook_session import SessionNotes, insight_payload
 from outbox.errors import OutboxError, StoreClosed, StoreDamaged, StoreFull
 from outbox.event import Draft, Limits, accept, uuid7
 from outbox.event_checks import check_payload
-from outbox.library import read_rules
 from outbox.store.enqueue import enqueue
 from outbox.store.file import OutboxFile, open_outbox
 from outbox.store.wake import wake_daemon
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ def record(desk: Desk, call: Call, redaction: Redaction, started_ms: int) -> boo
     Raises UsageError (it cannot be taken) or StoreError: nothing was stored, of a message and its insight
     neither.
     """
-    notes = SessionNotes(desk.state.path / "hooks" / "sessions", call.runner.name, call.session or "")
+    notes = SessionNotes(f"{desk.state.folder}/hooks/sessions", call.runner.name, call.session or "")
     box = _opened(desk)
     try:
         message = message_of(
@@ -58,7 +58,7 @@ def record(desk: Desk, call: Call, redaction: Redaction, started_ms: int) -> boo
         box.close()
     if is_new and call.session:
         notes.add(call.rule.role, message.occurred_at_ms, sum(redaction.counts.values()))
-    wake_daemon(desk.state.wake_socket, desk.state.outbox_path(desk.agent).name)
+    wake_daemon(f"{desk.state.folder}/wake.sock", box.name)
     _afterwards(desk, call, notes)
     return is_new
 
@@ -143,9 +143,10 @@ def _require_room(box: OutboxFile, sizes: Sequence[int]) -> None:
 
 def _opened(desk: Desk) -> OutboxFile:
     """The agent's file, made when it is not there; a damaged one is set aside."""
-    path = desk.state.outbox_path(desk.agent)
+    path = desk.state.outbox_file(desk.agent)
     if not os.path.lexists(path):
-        from outbox.store.create import create_outbox  # noqa: PLC0415 - once for each agent
+        from outbox.library import read_rules  # noqa: PLC0415 - once for each agent
+        from outbox.store.create import create_outbox  # noqa: PLC0415 - as above
 
         create_outbox(desk.state, desk.agent, *read_rules(desk.state), _now_ms())
     try:

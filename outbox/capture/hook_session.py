@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
 
+from outbox.blake2 import blake2b
 from outbox.json_text import dump
+from outbox.value import NamedTuple
 
-if TYPE_CHECKING:
-    from pathlib import Path
+# ruff: noqa: PTH102, PTH123 - a hook does without pathlib
 
 _KEPT_MS = 30 * 24 * 60 * 60 * 1000
 _MOST_BYTES = 16 * 1024 * 1024
@@ -32,11 +31,11 @@ class Tally(NamedTuple):
 class SessionNotes:
     """The notes of one session of one runner."""
 
-    def __init__(self, folder: Path, runner: str, session: str) -> None:
+    def __init__(self, folder: str | os.PathLike[str], runner: str, session: str) -> None:
         """`folder` is STATE/hooks/sessions; nothing is made yet."""
         name = blake2b(f"{runner}\0{session}".encode("utf-8", "replace"), digest_size=16).hexdigest()
-        self._folder = folder
-        self._path = folder / name
+        self._folder = os.fspath(folder)
+        self._path = f"{self._folder}/{name}"
 
     def add(self, role: str, occurred_at_ms: int, redacted: int) -> None:
         """Note one message that was recorded; what cannot be noted is not."""
@@ -45,8 +44,8 @@ class SessionNotes:
             try:
                 self._append(line)
             except FileNotFoundError:
-                self._folder.parent.mkdir(mode=0o700, exist_ok=True)
-                self._folder.mkdir(mode=0o700, exist_ok=True)
+                _make_folder(self._folder.rpartition("/")[0])
+                _make_folder(self._folder)
                 self._append(line)
 
     def tally(self, role: str, now_ms: int, redacted: int) -> Tally:
@@ -74,7 +73,7 @@ class SessionNotes:
 
     def _notes(self) -> list[tuple[int, str, int]]:
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb") as file:
                 lines = file.read(_MOST_BYTES).decode("ascii", "replace").splitlines()
         except OSError:
             return []
@@ -84,6 +83,11 @@ class SessionNotes:
             for at_ms, role, redacted in (part for part in parts if len(part) == 3)
             if at_ms.isdigit() and redacted.isdigit() and role in _ROLES
         ]
+
+
+def _make_folder(path: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode=0o700)
 
 
 def insight_payload(agent: str, runner: str, session: str | None, reason: str | None, tally: Tally) -> str:

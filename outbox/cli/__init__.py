@@ -6,16 +6,28 @@ OutboxError for what a person can act on.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
 
 from outbox.errors import OutboxError, StoreError, UsageError
 
+TYPE_CHECKING = False  # a hook is started for each call of a tool: what only checkers need is not loaded
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping, Sequence
+    from typing import Protocol
+
+    class Command(Protocol):
+        """What the module of a command has."""
+
+        EXAMPLE: str
+
+        def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+            """The options of the command itself."""
+
+        def run(self, args: argparse.Namespace) -> int:
+            """Do it; the exit status."""
+
 
 # Each command: its module, and one line about it. What comes in a later release is not listed.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -62,18 +74,6 @@ _WITH_VALUE = frozenset(("--state-dir", "--config"))
 _NO_RUNNERS = frozenset(("install", "uninstall", "-h", "--help"))
 _BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
 _INTERRUPTED = 130  # 128 + SIGINT
-
-
-class Command(Protocol):
-    """What the module of a command has."""
-
-    EXAMPLE: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The options of the command itself."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Do it; the exit status."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,7 +162,10 @@ def hoist(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def load(name: str) -> Command:
     """The module of a command."""
-    return cast("Command", importlib.import_module(COMMANDS[name][0]))
+    from importlib import import_module  # noqa: PLC0415 - as above
+
+    command: Command = import_module(COMMANDS[name][0])
+    return command
 
 
 def parser_of(name: str, command: Command) -> argparse.ArgumentParser:

@@ -10,8 +10,6 @@ import os
 import select
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from outbox.capture.hook_call import read_call
 from outbox.capture.hook_json import decoded
@@ -21,9 +19,11 @@ from outbox.capture.hook_table import RUNNERS
 from outbox.errors import OutboxError, UsageError
 from outbox.event_checks import check_agent
 from outbox.printable import printable, quoted
-from outbox.state_dir import expand_home, state_dir
+from outbox.state_dir import absolute, expand_home, state_dir, state_folder
 from outbox.store.directory import StateDirectory
+from outbox.value import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -126,15 +126,15 @@ def _stdin() -> bytes:
     return b"".join(chunks)
 
 
-def _place(options: Mapping[str, str]) -> Path:
+def _place(options: Mapping[str, str]) -> str:
     """The state directory, as a producer finds it: no file of configuration is read, unless one is named."""
     if given := options.get("--state-dir"):
-        return Path(expand_home(given, os.environ)).absolute()
+        return absolute(expand_home(given, os.environ))
     if given := options.get("--config"):
         from outbox.settings import load  # noqa: PLC0415 - the rare case
 
-        return state_dir(load(environ=os.environ, config_path=given), os.environ)
-    return state_dir(None, os.environ)
+        return str(state_dir(load(environ=os.environ, config_path=given), os.environ))
+    return state_folder(os.environ)
 
 
 def _network_fs_allowed() -> bool:

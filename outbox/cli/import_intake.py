@@ -90,9 +90,11 @@ class TakingIn:
         return self._box
 
     def _made(self, agent: str) -> Path:
-        if not os.path.lexists(self._state.outbox_path(agent)):
+        path = self._state.outbox_path(agent)
+        if not os.path.lexists(path):
             self._new.add(agent)
-        return create_outbox(self._state, agent, *self._rules, now_ms())
+        create_outbox(self._state, agent, *self._rules, now_ms())
+        return path
 
     def _pause(self, box: OutboxFile, at_ms: int) -> None:
         """Only an agent that is new here: one that is at work goes on."""

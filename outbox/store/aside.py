@@ -7,7 +7,10 @@ died. Nobody makes a new file then; whoever comes next goes on (salvage.py).
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _HIDDEN, _MENDED, _REPORT = ".aside-", ".mended-", ".report-"
 
@@ -27,11 +30,12 @@ def report_path(path: Path) -> Path:
     return path.with_name(_REPORT + path.name)
 
 
-def is_being_replaced(path: Path) -> bool:
+def is_being_replaced(path: str | os.PathLike[str]) -> bool:
     """Whether the outbox at `path` is there, but not under its name."""
-    return not os.path.lexists(path) and (
-        os.path.lexists(hidden_path(path)) or os.path.lexists(mended_path(path))
-    )
+    if os.path.lexists(path):
+        return False
+    folder, slash, name = os.fspath(path).rpartition("/")
+    return any(os.path.lexists(f"{folder}{slash}{prefix}{name}") for prefix in (_HIDDEN, _MENDED))
 
 
 def named_by(name: str) -> str | None:

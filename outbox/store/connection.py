@@ -10,9 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Generator
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 from weakref import WeakSet
 
 import apsw
@@ -20,6 +18,11 @@ import apsw
 from outbox.errors import StoreBusy, StoreClosed, StoreDamaged
 from outbox.store.faults import FAULTS, store_error
 from outbox.store.locks import OwnersLock, lifecycle_byte
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
 
 Inode = tuple[int, int]
 
@@ -30,18 +33,19 @@ class Connection:
     """Reads and transactions of one file. Threads may share it; transactions take turns.
 
     Every write transaction holds the file's lifecycle byte shared, and begins only while the path still names
-    the open file: whoever replaces the file holds that byte exclusively.
+    the open file: whoever replaces the file holds that byte exclusively. `file` is its path as text, `name`
+    what it is called in its folder.
     """
 
-    def __init__(self, path: Path, locks: OwnersLock, busy_timeout_ms: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], locks: OwnersLock, busy_timeout_ms: int) -> None:
         """Open the file, which must be there; nothing is read yet. Raises apsw.Error."""
-        self.path = path
+        self.file = os.fspath(path)
+        self.name = self.file.rpartition("/")[2]
         self.locks = locks
         self.mutex = threading.RLock()
         self.in_transaction = False
-        self._name = str(path)
-        self._inode = inode_of(self._name)
-        self.db = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE)
+        self._inode = inode_of(self.file)
+        self.db = apsw.Connection(self.file, flags=apsw.SQLITE_OPEN_READWRITE)
         self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.db.set_busy_handler(self._wait_turn)
         # Inside a transaction two cursors serve: to make one costs as much as a small statement.
@@ -49,7 +53,7 @@ class Connection:
         self._ask = self.db.cursor().execute
         self._busy_timeout_ms = busy_timeout_ms
         self._busy_until = 0.0
-        self._lifecycle = lifecycle_byte(path.name)
+        self._lifecycle = lifecycle_byte(self.name)
         self._holds_file = False
         self._synchronous = ""
         self._closed = False
@@ -69,13 +73,13 @@ class Connection:
             try:
                 return self.db.execute(sql, args).fetchall()
             except FAULTS as error:
-                raise store_error(error, self.path) from error
+                raise store_error(error, self.file) from error
 
     def one(self, sql: str, *args: Any) -> tuple[Any, ...]:
         """The only row of a statement; raises StoreDamaged when there is none."""
         row = self.maybe(sql, *args)
         if row is None:
-            raise StoreDamaged(f"The file {self.path.name} lacks its own row. Run: outbox doctor")
+            raise StoreDamaged(f"The file {self.name} lacks its own row. Run: outbox doctor")
         return row
 
     def maybe(self, sql: str, *args: Any) -> tuple[Any, ...] | None:
@@ -162,17 +166,15 @@ class Connection:
     def require_open(self) -> None:
         """Raise StoreClosed after `close`, and in a forked child."""
         if self._closed:
-            raise StoreClosed(f"The outbox {self.path.name} is closed. Nothing was stored.")
+            raise StoreClosed(f"The outbox {self.name} is closed. Nothing was stored.")
 
     def take_file(self, synchronous: str) -> None:
         """Make sure that the path names the open file, and goes on doing so until `leave`."""
         if not self.locks.take_shared(self._lifecycle, self._busy_timeout_ms / 1_000):
-            raise StoreBusy(
-                f"The file {self.path.name} is just being replaced. Nothing was stored; try again."
-            )
+            raise StoreBusy(f"The file {self.name} is just being replaced. Nothing was stored; try again.")
         self._holds_file = True
         if self.was_replaced:
-            raise StoreClosed(f"The file {self.path.name} was replaced; it has to be opened anew.")
+            raise StoreClosed(f"The file {self.name} was replaced; it has to be opened anew.")
         if synchronous != self._synchronous:
             self.db.execute(f"PRAGMA synchronous={synchronous}")
             self._synchronous = synchronous
@@ -193,9 +195,16 @@ class Connection:
     # Life --------------------------------------------------------------------------------------------------
 
     @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        from pathlib import Path  # noqa: PLC0415 - whoever only appends does without
+
+        return Path(self.file)
+
+    @property
     def was_replaced(self) -> bool:
         """Whether the path no longer names the file that is open."""
-        return inode_of(self._name) != self._inode
+        return inode_of(self.file) != self._inode
 
     @property
     def closed(self) -> bool:
@@ -251,7 +260,7 @@ class Transaction:
         if connection.in_transaction:
             connection.mutex.release()
             raise StoreBusy(
-                f"The file {connection.path.name} is in the middle of a commit of this very thread (from a "
+                f"The file {connection.name} is in the middle of a commit of this very thread (from a "
                 "signal handler?). Nothing was stored; try again when it is over."
             )
         try:
@@ -263,7 +272,7 @@ class Transaction:
         except BaseException as error:
             connection.leave()
             if isinstance(error, FAULTS):
-                raise store_error(error, connection.path) from error
+                raise store_error(error, connection.file) from error
             raise
 
     def __exit__(
@@ -280,7 +289,7 @@ class Transaction:
         if isinstance(error, FAULTS):
             if self._makes_way and isinstance(error, apsw.FullError):
                 connection.make_way()
-            raise store_error(error, connection.path) from error
+            raise store_error(error, connection.file) from error
 
 
 def inode_of(name: str) -> Inode | None:

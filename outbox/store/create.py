@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import time
-from pathlib import Path
 
 import apsw
 
@@ -24,42 +23,41 @@ _LONGEST_WAIT_S = 5.0
 _LOOK_AGAIN_S = 0.02
 
 
-def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bounds, now_ms: int) -> Path:
-    """Make an agent's outbox file (mode 0600); returns its path. When this returns it survives a power cut.
+def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bounds, now_ms: int) -> None:
+    """Make an agent's outbox file (mode 0600). When this returns it survives a power cut.
 
     A file that stands there already, also one that another process made in the meantime, is left as it is; so
     is one that is just being replaced.
     Raises StoreFull or StoreError when it cannot be made.
     """
-    path = state.outbox_path(agent)
+    path = state.outbox_file(agent)
     if os.path.lexists(path) or is_being_replaced(path):
-        return path
+        return
     stream = uuid7(now_ms, os.urandom(10))
-    draft = state.agents / f".new-{stream}.sqlite"
+    draft = f"{state.folder}/agents/.new-{stream}.sqlite"
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         make_file(draft, agent, stream, encode_rules(limits, bounds), now_ms)
         sync_file(draft)
         _give_name(state, draft, path)
-        sync_folder(state.agents)
+        sync_folder(f"{state.folder}/agents")
     except apsw.Error as error:
         raise store_error(error, path) from error
     except OSError as error:
         kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
         raise kind(
             f"The outbox file of {agent!r} cannot be made: {error.strerror}. Nothing was stored. "
-            f"Make space below {str(state.path)!r}, or give its owner leave to write there."
+            f"Make space below {state.folder!r}, or give its owner leave to write there."
         ) from error
     finally:
         for ending in ("", "-journal", "-wal", "-shm"):
             with contextlib.suppress(OSError):
-                _side(draft, ending).unlink(missing_ok=True)
-    return path
+                os.unlink(f"{draft}{ending}")  # noqa: PTH108 - the paths here are texts
 
 
-def make_file(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> None:
+def make_file(draft: str | os.PathLike[str], agent: str, stream: str, rules: str, now_ms: int) -> None:
     """Fill an empty file, without a flush of its own: nobody knows it before it is flushed as a whole."""
-    connection = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = apsw.Connection(os.fspath(draft), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.pragma("synchronous", "OFF")
         connection.pragma("auto_vacuum", "INCREMENTAL")
@@ -74,13 +72,14 @@ def make_file(draft: Path, agent: str, stream: str, rules: str, now_ms: int) -> 
         connection.close()
 
 
-def _give_name(state: StateDirectory, draft: Path, path: Path) -> None:
+def _give_name(state: StateDirectory, draft: str, path: str) -> None:
     """Link the draft to its name, unless another process was faster.
 
     A log that lies there without its file was another file's, and would be taken for this one's: it is put
     aside.
     """
-    locks, byte = owners_lock(state.path), lifecycle_byte(path.name)
+    name = path.rpartition("/")[2]
+    locks, byte = owners_lock(state.folder), lifecycle_byte(name)
     end = time.monotonic() + _LONGEST_WAIT_S
     while _orphans(path) and not os.path.lexists(path):
         if locks.wait_exclusive(byte, _LOOK_AGAIN_S):
@@ -92,24 +91,20 @@ def _give_name(state: StateDirectory, draft: Path, path: Path) -> None:
                 locks.release(byte)
             return
         if time.monotonic() > end:
-            raise StoreBusy(f"The file {path.name} is in use by others. Nothing was stored; try again.")
+            raise StoreBusy(f"The file {name} is in use by others. Nothing was stored; try again.")
     _link(draft, path)
 
 
-def _orphans(path: Path) -> list[Path]:
-    return [side for side in (_side(path, "-wal"), _side(path, "-shm")) if os.path.lexists(side)]
+def _orphans(path: str) -> list[str]:
+    return [side for side in (f"{path}-wal", f"{path}-shm") if os.path.lexists(side)]
 
 
-def _link(draft: Path, path: Path) -> None:
+def _link(draft: str, path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.link(draft, path)
 
 
-def _side(path: Path, ending: str) -> Path:
-    return path.with_name(path.name + ending)
-
-
-def sync_file(path: Path) -> None:
+def sync_file(path: str | os.PathLike[str]) -> None:
     """Make what was written to the file survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

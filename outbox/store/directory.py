@@ -6,15 +6,21 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
 from itertools import count
-from pathlib import Path
 
+from outbox.blake2 import blake2b
 from outbox.errors import StoreError
 from outbox.store.aside import named_by
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A producer goes by texts: pathlib takes a hook as long to load as Python itself takes to start.
+# ruff: noqa: PTH101, PTH102, PTH105, PTH112, PTH119, PTH120, PTH123
+
 _SLUG_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-_octal = re.compile(r"\\([0-7]{3})")
+_OCTAL = r"\\([0-7]{3})"
 _NETWORK_FS = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "afs", "fuse.sshfs", "lustre", "beegfs")
 
 
@@ -24,20 +30,37 @@ def file_name(agent: str) -> str:
     return f"{slug}-{blake2b(agent.encode(), digest_size=16).hexdigest()}.sqlite"
 
 
-class StateDirectory:
-    """STATE and its folders. Making one creates what is missing; nothing is created by looking."""
+class _Below:
+    """A path below STATE, made whenever somebody wants one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, state: StateDirectory, _: object) -> Path:
+        from pathlib import Path  # noqa: PLC0415 - whoever only appends does without
+
+        return Path(state.folder, self._name)
+
+
+class StateDirectory:
+    """STATE and its folders. Making one creates what is missing; nothing is created by looking.
+
+    `folder` is its path as text.
+    """
+
+    path = _Below("")
+    agents = _Below("agents")
+    damaged = _Below("damaged")
+    relay_state = _Below("relay.sqlite")
+    tokens = _Below("tokens")
+    wake_socket = _Below("wake.sock")
+    daemon_file = _Below("daemon.json")
+    rules_file = _Below("rules.json")
+    reserve_file = _Below("reserve")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Remember the place; `create` makes it."""
-        self.path = path
-        self.agents = path / "agents"
-        self.damaged = path / "damaged"
-        self.relay_state = path / "relay.sqlite"
-        self.tokens = path / "tokens"
-        self.wake_socket = path / "wake.sock"
-        self.daemon_file = path / "daemon.json"
-        self.rules_file = path / "rules.json"
-        self.reserve_file = path / "reserve"
+        self.folder = os.fspath(path)
 
     def create(self, *, allow_network_fs: bool = False) -> StateDirectory:
         """Make STATE and STATE/agents with mode 0700; a missing folder above them is made with that mode too.
@@ -46,15 +69,15 @@ class StateDirectory:
         write-ahead logs cannot be trusted) and `allow_network_fs` is false.
         """
         try:
-            _make_private(self.agents)
+            _make_private(f"{self.folder}/agents")
         except OSError as error:
             raise StoreError(
-                f"The state directory {str(self.path)!r} cannot be made: {error.strerror}. "
+                f"The state directory {self.folder!r} cannot be made: {error.strerror}. "
                 "Nothing was stored. Set --state-dir or OUTBOX_STATE_DIR to a folder you can write."
             ) from error
-        if not allow_network_fs and (kind := network_file_system(self.path)):
+        if not allow_network_fs and (kind := network_file_system(self.folder)):
             raise StoreError(
-                f"The state directory {str(self.path)!r} lies on a network file system ({kind}), where a "
+                f"The state directory {self.folder!r} lies on a network file system ({kind}), where a "
                 "write-ahead log can be damaged. Nothing was stored. Use a local folder, or set "
                 "daemon.allow_network_fs = true if you know better."
             )
@@ -64,58 +87,69 @@ class StateDirectory:
         """The file of one agent's outbox."""
         return self.agents / file_name(agent)
 
+    def outbox_file(self, agent: str) -> str:
+        """`outbox_path` as text."""
+        return f"{self.folder}/agents/{file_name(agent)}"
+
     def outbox_files(self) -> Iterator[Path]:
         """Every outbox file there is, of agents long gone and one being replaced too; raises StoreError."""
         try:
-            entries = sorted(os.scandir(self.agents), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(agents := self.agents), key=lambda entry: entry.name)
         except FileNotFoundError:
             return
         except OSError as error:
             raise StoreError(
-                f"The folder {str(self.agents)!r} cannot be read: {error.strerror}. Nothing was changed."
+                f"The folder {str(agents)!r} cannot be read: {error.strerror}. Nothing was changed."
             ) from error
         names = {entry.name for entry in entries}
         for entry in entries:
             if entry.name.endswith(".sqlite") and not entry.name.startswith("."):
-                yield Path(entry.path)
+                yield agents / entry.name
             elif (name := named_by(entry.name)) and name not in names:
                 names.add(name)
-                yield self.agents / name
+                yield agents / name
 
 
-def _make_private(folder: Path) -> None:
+def _make_private(folder: str) -> None:
     """Make a folder and those above it that are missing, so that they survive a power cut."""
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return
-    _make_private(folder.parent)
+    above = os.path.dirname(folder) or "."
+    _make_private(above)
     try:
-        folder.mkdir(mode=0o700)
+        os.mkdir(folder, mode=0o700)
     except FileExistsError:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise
     else:
-        folder.chmod(0o700)
-        sync_folder(folder.parent)
+        os.chmod(folder, 0o700)
+        sync_folder(above)
 
 
-def network_file_system(path: Path) -> str | None:
+def network_file_system(path: str | os.PathLike[str]) -> str | None:
     """The type of the network file system that `path` lies on, or None for a local one."""
     best, found = "", None
     real = os.path.realpath(path)
     try:
-        mounts = Path("/proc/self/mounts").read_text("utf-8", "replace")
+        mounts = _mounts()
     except OSError:
         return None
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split(" ")
-        point = _octal.sub(lambda found: chr(int(found[1], 8)), point)
+        point = re.sub(_OCTAL, lambda found: chr(int(found[1], 8)), point)
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, found = point, kind
     return found if found and found.startswith(_NETWORK_FS) else None
 
 
-def is_regular(path: Path) -> bool:
+def _mounts() -> str:
+    """What is mounted where, as this process sees it; raises OSError."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def is_regular(path: str | os.PathLike[str]) -> bool:
     """Whether a file (no folder, no link, no device) lies there."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
@@ -123,18 +157,16 @@ def is_regular(path: Path) -> bool:
         return False
 
 
-def put_aside(state: StateDirectory, files: Iterable[Path]) -> list[Path]:
+def put_aside(state: StateDirectory, files: Iterable[str | os.PathLike[str]]) -> None:
     """Move files that must not be used where they lie to STATE/damaged, under names that no other has."""
-    _make_private(state.damaged)
-    moved = []
+    damaged = f"{state.folder}/damaged"
+    _make_private(damaged)
     for file in files:
-        names = (state.damaged / f"{file.name}.{number}" for number in count(1))
-        aside = next(name for name in names if not os.path.lexists(name))
-        moved.append(file.replace(aside))
-    return moved
+        names = (f"{damaged}/{os.path.basename(file)}.{number}" for number in count(1))
+        os.replace(file, next(name for name in names if not os.path.lexists(name)))
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: str | os.PathLike[str]) -> None:
     """Make a rename or a new name in the folder survive a power cut, where the folder can be read at all."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

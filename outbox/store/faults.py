@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import apsw
 
@@ -13,9 +13,9 @@ Fault = apsw.Error | UnicodeDecodeError
 FAULTS = (apsw.Error, UnicodeDecodeError)
 
 
-def store_error(error: Fault, path: Path) -> StoreError:
+def store_error(error: Fault, path: str | os.PathLike[str]) -> StoreError:
     """The error to raise in the place of `error`, which came from the file at `path`."""
-    name = path.name
+    name = os.fspath(path).rpartition("/")[2]
     match error:
         case apsw.BusyError() | apsw.LockedError():
             return StoreBusy(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
 
 import apsw
 
@@ -18,7 +16,6 @@ from outbox.store.directory import StateDirectory, file_name, is_regular
 from outbox.store.faults import FAULTS, store_error
 from outbox.store.group_commit import GroupCommit
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
-from outbox.store.reserve import give_up_reserve, keep_reserve
 from outbox.store.rules import decode_rules, encode_rules
 
 BUSY_TIMEOUT_MS = 5_000
@@ -32,15 +29,17 @@ _LOG_KEPT_BYTES = 1024 * 1024
 class OutboxFile(Connection):
     """The open file of one agent's outbox. Made by `open_outbox`."""
 
-    def __init__(self, state: StateDirectory, path: Path, locks: OwnersLock, busy_timeout_ms: int) -> None:
+    def __init__(
+        self, state: StateDirectory, path: str | os.PathLike[str], locks: OwnersLock, busy_timeout_ms: int
+    ) -> None:
         """Open a file that is there, and check what it is before anything is written to it."""
         super().__init__(path, locks, busy_timeout_ms)
         self.state = state
-        self.folder = str(path.parent)
-        self._sender = sender_byte(path.name)
+        self.folder = self.file.rpartition("/")[0] or "."
+        self._sender = sender_byte(self.name)
         self._rules_text = ""
         self._body_limit: int | None = None
-        self.together = GroupCommit[Any, Any]()
+        self.together = GroupCommit()
         self.limits, self.bounds = Limits(), Bounds()
         try:
             with self.mutex:
@@ -51,7 +50,7 @@ class OutboxFile(Connection):
             raise
 
     def _check(self) -> None:
-        db, name = self.db, self.path.name
+        db, name = self.db, self.name
         version = db.pragma("user_version")
         if db.pragma("application_id") != schema.APPLICATION_ID or version < 1:
             raise StoreDamaged(f"The file {name} is no outbox. It was left alone. Run: outbox doctor")
@@ -69,13 +68,13 @@ class OutboxFile(Connection):
 
     def _identity(self) -> tuple[str, str]:
         agent, stream, rules = self.one(statements.READ_IDENTITY)
-        if file_name(agent) != self.path.name:
+        if file_name(agent) != self.name:
             raise StoreDamaged(
-                f"The file {self.path.name} holds the outbox of {agent!r}, whose place is "
+                f"The file {self.name} holds the outbox of {agent!r}, whose place is "
                 f"{file_name(agent)}. It was left alone. Give it its own name again."
             )
         if self.was_replaced:
-            raise StoreBusy(f"The file {self.path.name} was just replaced. Nothing was stored; try again.")
+            raise StoreBusy(f"The file {self.name} was just replaced. Nothing was stored; try again.")
         self.learn_rules(rules)
         return agent, stream
 
@@ -131,6 +130,8 @@ class OutboxFile(Connection):
 
         Up to 1 MiB of each stays for what comes next. The reserve is made again, if it was given up.
         """
+        from outbox.store.reserve import keep_reserve  # noqa: PLC0415 - whoever only appends does without
+
         keep_reserve(self.state)
         if self._free_pages() > _FREE_PAGES_KEPT:
             for _ in range(_MOST_STEPS):
@@ -144,6 +145,8 @@ class OutboxFile(Connection):
 
     def make_way(self) -> None:
         """Give up the reserve of the state directory, and copy the log into the file with what that frees."""
+        from outbox.store.reserve import give_up_reserve  # noqa: PLC0415 - as above
+
         give_up_reserve(self.state)
         super().make_way()
 
@@ -152,22 +155,25 @@ class OutboxFile(Connection):
 
     def _log_bytes(self) -> int:
         try:
-            return self.path.with_name(f"{self.path.name}-wal").stat().st_size
+            return os.stat(f"{self.file}-wal").st_size  # noqa: PTH116 - the path is a text
         except OSError:
             return 0
 
 
-def open_outbox(state: StateDirectory, path: Path, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> OutboxFile:
+def open_outbox(
+    state: StateDirectory, path: str | os.PathLike[str], *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
+) -> OutboxFile:
     """Open an existing outbox file after checking that it is one, of a version this release knows.
 
     Raises StoreDamaged (no outbox, or unreadable), StoreTooNew (left untouched), StoreBusy (locked for all of
     `busy_timeout_ms`), StoreError (I/O).
     """
-    locks, byte = owners_lock(state.path), lifecycle_byte(path.name)
+    name = os.fspath(path).rpartition("/")[2]
+    locks, byte = owners_lock(state.folder), lifecycle_byte(name)
     if not locks.take_shared(byte, busy_timeout_ms / 1_000):
-        raise StoreBusy(f"The file {path.name} is just being replaced. Nothing was stored; try again.")
+        raise StoreBusy(f"The file {name} is just being replaced. Nothing was stored; try again.")
     try:
-        _look_at(path)
+        _look_at(path, name)
         return OutboxFile(state, path, locks, busy_timeout_ms)
     except FAULTS as error:
         raise store_error(error, path) from error
@@ -175,16 +181,12 @@ def open_outbox(state: StateDirectory, path: Path, *, busy_timeout_ms: int = BUS
         locks.give_shared(byte)
 
 
-def _look_at(path: Path) -> None:
+def _look_at(path: str | os.PathLike[str], name: str) -> None:
     if is_being_replaced(path):
-        raise StoreDamaged(
-            f"The damaged file {path.name} is just being replaced. Nothing was stored; try again."
-        )
+        raise StoreDamaged(f"The damaged file {name} is just being replaced. Nothing was stored; try again.")
     if not os.path.lexists(path):
-        raise StoreError(f"There is no file {path.name}. Nothing was changed.")
+        raise StoreError(f"There is no file {name}. Nothing was changed.")
     if not is_regular(path):
-        raise StoreError(
-            f"{path.name} is no regular file. It was left alone; nothing was stored for this agent."
-        )
-    if not path.stat().st_size:
-        raise StoreDamaged(f"The file {path.name} is empty. It was left alone. Run: outbox doctor")
+        raise StoreError(f"{name} is no regular file. It was left alone; nothing was stored for this agent.")
+    if not os.stat(path).st_size:  # noqa: PTH116 - a text, where a producer opens it
+        raise StoreDamaged(f"The file {name} is empty. It was left alone. Run: outbox doctor")

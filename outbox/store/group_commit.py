@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
 
-_Event = TypeVar("_Event")
-_Result = TypeVar("_Result")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    _Event = TypeVar("_Event")
+    _Result = TypeVar("_Result")
 
 _MOST_EVENTS = 1_000  # in one commit; a larger call goes alone
 
@@ -20,22 +23,22 @@ class Interrupted(Exception):
     """The thread that committed for this caller was interrupted: its events may or may not be stored."""
 
 
-class _Ticket(Generic[_Event, _Result]):
+class _Ticket:
     """One caller's events, and what became of them."""
 
     __slots__ = ("error", "events", "results")
 
-    def __init__(self, events: Sequence[_Event]) -> None:
+    def __init__(self, events: Sequence[Any]) -> None:
         self.events = events
-        self.results: list[_Result] | None = None
+        self.results: list[Any] | None = None
         self.error: BaseException | None = None
 
 
-class GroupCommit(Generic[_Event, _Result]):
+class GroupCommit:
     """Joins the calls of many threads into few commits, in the order of the calls; each gets its results."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Ticket[_Event, _Result]] = deque()
+        self._waiting: deque[_Ticket] = deque()
         self._turn = threading.RLock()
         self._leads = False
 
@@ -53,7 +56,7 @@ class GroupCommit(Generic[_Event, _Result]):
                     return commit(events)
             finally:
                 self._turn.release()
-        ticket = _Ticket[_Event, _Result](events)
+        ticket = _Ticket(events)
         self._waiting.append(ticket)
         with self._turn:
             while ticket.results is None and ticket.error is None:
@@ -62,9 +65,7 @@ class GroupCommit(Generic[_Event, _Result]):
             raise ticket.error
         return ticket.results or []
 
-    def _lead(
-        self, own: _Ticket[_Event, _Result], commit: Callable[[Sequence[_Event]], list[_Result]]
-    ) -> None:
+    def _lead(self, own: _Ticket, commit: Callable[[Sequence[Any]], list[Any]]) -> None:
         tickets = self._next()
         together = tickets[0].events if len(tickets) == 1 else [e for one in tickets for e in one.events]
         self._leads = True
@@ -85,7 +86,7 @@ class GroupCommit(Generic[_Event, _Result]):
             ticket.results = results[begin : begin + len(ticket.events)]
             begin += len(ticket.events)
 
-    def _next(self) -> list[_Ticket[_Event, _Result]]:
+    def _next(self) -> list[_Ticket]:
         """Those who waited longest; at least one."""
         tickets = [self._waiting.popleft()]
         events = len(tickets[0].events)

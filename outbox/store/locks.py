@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from hashlib import blake2b
-from pathlib import Path
 from weakref import WeakValueDictionary
 
+from outbox.blake2 import blake2b
 from outbox.errors import StoreError
 
 DAEMON_BYTE = 0
@@ -53,7 +52,7 @@ class OwnersLock:
     locks are refused to a second taker in here, and shared ones are counted.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open (or make, mode 0600) the lock file; raises StoreError."""
         self._fd = -1
         self._mutex = threading.RLock()
@@ -63,7 +62,7 @@ class OwnersLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(
-                f"The lock file {str(path)!r} cannot be opened: {error.strerror}. Nothing was stored. "
+                f"The lock file {os.fspath(path)!r} cannot be opened: {error.strerror}. Nothing was stored. "
                 "Give the state directory's owner leave to write there."
             ) from error
 
@@ -119,10 +118,10 @@ class OwnersLock:
         """Whether this process holds the byte exclusively."""
         return byte in self._exclusive
 
-    def is_at(self, path: Path) -> bool:
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
         """Whether `path` still names the lock file that is open."""
         try:
-            return os.path.samestat(os.fstat(self._fd), path.stat())
+            return os.path.samestat(os.fstat(self._fd), os.stat(path))  # noqa: PTH116 - see `owners_lock`
         except OSError:
             return False
 
@@ -158,9 +157,9 @@ _holders: set[OwnersLock] = set()
 _open_mutex = threading.RLock()
 
 
-def owners_lock(state: Path) -> OwnersLock:
+def owners_lock(state: str | os.PathLike[str]) -> OwnersLock:
     """This process's locks of a state directory: one object, whoever asks. Raises StoreError."""
-    path = state / "owners.lock"
+    path = f"{os.fspath(state)}/owners.lock"  # a text: a producer does without pathlib
     key = os.path.realpath(path)
     with _open_mutex:
         lock = _open.get(key)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from outbox.errors import StoreFull
 from outbox.event import Accepted
 from outbox.outcome import Act, State, move
@@ -13,6 +11,10 @@ from outbox.store.dropping import drop_dead, drop_waiting
 from outbox.store.enqueue import Book
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def make_room(box: OutboxFile, book: Book, event: Accepted, now_ms: int) -> StoreFull | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from outbox.store.directory import StateDirectory
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from outbox.store.directory import StateDirectory
 
 RESERVE_BYTES = 4 * 1024 * 1024
 _PLENTY = 8  # times the reserve that must be free before it is made

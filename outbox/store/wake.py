@@ -10,11 +10,11 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from pathlib import Path
 
 _LONGEST_NAME_BYTES = 100  # sockaddr_un has room for 108
 
@@ -22,9 +22,9 @@ _LONGEST_NAME_BYTES = 100  # sockaddr_un has room for 108
 class Waker:
     """Tells the daemon of a state directory; keeps one socket for it, which `close` gives back."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: str | os.PathLike[str]) -> None:
         """Nothing is opened before the first hint."""
-        self._path = socket_path
+        self._path = os.fspath(socket_path)
         self._address = os.fsencode(socket_path)
         self._mutex = threading.Lock()
         self._socket: socket.socket | None = None
@@ -69,7 +69,7 @@ class Waker:
                 self._socket = None
 
 
-def wake_daemon(socket_path: Path, file_name: str) -> bool:
+def wake_daemon(socket_path: str | os.PathLike[str], file_name: str) -> bool:
     """One hint, from somebody who gives no second one; True when the datagram was handed over."""
     waker = Waker(socket_path)
     try:
@@ -85,7 +85,7 @@ def bind_wake_socket(socket_path: Path) -> socket.socket:
     socket_path.unlink(missing_ok=True)
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        with _short_name(socket_path) as address:
+        with _short_name(os.fspath(socket_path)) as address:
             receiver.bind(address)
         socket_path.chmod(0o600)
     except BaseException:
@@ -95,13 +95,14 @@ def bind_wake_socket(socket_path: Path) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _short_name(path: Path) -> Iterator[str]:
+def _short_name(path: str) -> Iterator[str]:
     """A name of the socket that fits into sockaddr_un, however deep STATE lies (Linux)."""
     if len(os.fsencode(path)) <= _LONGEST_NAME_BYTES:
-        yield str(path)
+        yield path
         return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent, _, name = path.rpartition("/")
+    folder = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
+        yield f"/proc/self/fd/{folder}/{name}"
     finally:
         os.close(folder)

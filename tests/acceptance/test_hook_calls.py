@@ -262,6 +262,24 @@ def test_a_call_loads_only_what_an_append_needs(tmp_path):
     assert [kind for kind, _, _ in waiting(tmp_path, "claude-code")] == [*["session-message"] * 2, "insight"]
 
 
+def test_a_call_loads_nothing_that_takes_long(tmp_path):
+    """A runner waits for each call: what takes milliseconds to load serves nobody who only appends."""
+    code = "import sys; from outbox.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    for prompt in ("the pears, and the outbox is made", "the plums, and it is there"):
+        call = PROMPT.decode().replace("the pears", prompt)
+        done = subprocess.run(
+            [sys.executable, "-c", code, "hook", "claude-code", call],
+            env=environment(tmp_path),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    slow = {"typing", "pathlib", "dataclasses", "inspect", "hashlib", "socket", "urllib", "unicodedata"}
+    assert (slow | {"outbox.library", "outbox.outcome"}) & set(done.stdout.split()) == set()
+    assert len(waiting(tmp_path, "claude-code")) == 2
+
+
 def test_the_commands_cases_name_what_is_tested_here():
     """Each surrounding of the cases has its test above."""
     names = [row["name"] for row in json.loads((CASES / "refused.json").read_text("utf-8"))["surroundings"]]

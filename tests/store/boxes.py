@@ -32,8 +32,8 @@ def state_in(folder):
 
 def make_box(state, agent="builder", *, limits=None, busy_timeout_ms=5_000, **bounds):
     """A new outbox file, open."""
-    path = create_outbox(state, agent, limits or Limits(), roomy(**bounds), NOW)
-    return open_outbox(state, path, busy_timeout_ms=busy_timeout_ms)
+    create_outbox(state, agent, limits or Limits(), roomy(**bounds), NOW)
+    return open_outbox(state, state.outbox_file(agent), busy_timeout_ms=busy_timeout_ms)
 
 
 def event(payload=None, *, kind="session-message", agent="builder", limits=None, at_ms=NOW, **fields):

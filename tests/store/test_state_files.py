@@ -104,7 +104,7 @@ share /mnt/c 9p rw 0 0
 )
 def test_network_file_systems_are_known_by_their_mounts(monkeypatch, path, kind):
     """The longest mount point that the path lies below decides."""
-    monkeypatch.setattr(Path, "read_text", lambda *args: MOUNTS)
+    monkeypatch.setattr(directory, "_mounts", lambda: MOUNTS)
     monkeypatch.setattr(directory.os.path, "realpath", str)
     assert network_file_system(Path(path)) == kind
 
