@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from outbox.sidecar.reaping import adopt_orphans
 from outbox.sidecar.record import Record, tmux_of
 from outbox.sidecar.resume import Rules
 from outbox.sidecar.resumer import Resumer
-from outbox.sidecar.runner import Runner, asked_to_end, hold_signals, nudge
+from outbox.sidecar.runner import Runner, as_without_us, asked_to_end, hold_signals, nudge
 from outbox.sidecar.terminal import Terminal
 from outbox.store.directory import StateDirectory
 from outbox.store.place import running_daemon
@@ -129,7 +129,7 @@ class Sidecar:
             if self._daemon_socket is None:
                 listening = listen(self._record.place.socket)
                 at_end.callback(listening.close)
-                self._engine = _Engine(self._settings, self._state, self._agent, listening)
+                self._engine = _Engine(self._settings, self._state, self._agent, listening, mask)
             if self._resumes:
                 self._resumer = self._new_resumer()
                 at_end.callback(self._resumer.close)
@@ -260,7 +260,7 @@ class Sidecar:
             pass
         over.set()
         thread.join(_ANSWER_WITHIN_S)
-        if thread.is_alive() and self._daemon_socket is not None:
+        if thread.is_alive():  # it waits for the daemon, or still loads what sends
             line[0] = self._count_left()
         if line[0]:
             say(clean(line[0]), to=sys.stderr)
@@ -306,8 +306,14 @@ class _Engine:
     """Our own engine, made in a thread: loading it takes longer than the command should wait."""
 
     def __init__(
-        self, settings: Settings, state: StateDirectory, agent: str, listening: socket.socket
+        self,
+        settings: Settings,
+        state: StateDirectory,
+        agent: str,
+        listening: socket.socket,
+        mask: Collection[int],
     ) -> None:
+        self._mask = mask
         self._made_of = (settings, state, agent)
         self._listening = listening
         self._stack = contextlib.ExitStack()
@@ -323,6 +329,7 @@ class _Engine:
         from outbox import __version__  # noqa: PLC0415
         from outbox.daemon.companion import Companion  # noqa: PLC0415 - what sends is heavy
 
+        as_without_us(self._mask)  # programs that the engine runs, for tokens and alarms, inherit it
         try:
             companion = Companion(*self._made_of, __version__, self._listening)
             self._companion = self._stack.enter_context(companion.running())

@@ -1,37 +1,62 @@
 """Runs the command, and is to it what a terminal and a shell would be without us: nothing in between.
 
-One thread, the main one, hears all signals (they are blocked in every thread) and waits for all children.
+The main thread hears all signals and waits for all children. They are blocked in it, and taken by
+sigtimedwait(2), which tells where each came from; Linux offers a signal to a waiting main thread first.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from outbox.sidecar.child import spawn
 from outbox.sidecar.reaping import reap
-from outbox.sidecar.signals import HEARD, STOPPING, goes_on, insistence
+from outbox.sidecar.signals import HEARD, KEYS, SI_KERNEL, STOPPING, goes_on, insistence
 from outbox.sidecar.terminal import Terminal
 
-_LONGEST_WAIT_S = 60.0
+_LONGEST_WAIT_S = 1.0  # should a signal have gone astray, this is how late we look
+
+
+# Stopped or ignored by default: nothing must stand in the place of that.
+_DEFAULTS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCHLD, signal.SIGCONT}
+_astray: deque[int] = deque()
 
 
 def hold_signals() -> Collection[int]:
-    """Signals wait until they are asked for, in this thread and those it starts; the mask before."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    """Signals wait until they are asked for, in this thread and those it starts; the mask before.
+
+    One that comes to a thread which lets it through (`as_without_us`) while this one is not waiting is heard
+    a little later, and kills nobody.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    for number in HEARD - _DEFAULTS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # what is ignored stays so for the command
+            signal.signal(number, lambda number, _frame: _astray.append(number))
+    return before
+
+
+def as_without_us(mask: Collection[int]) -> None:
+    """Have this thread, and those it starts, block what was blocked before us: programs inherit it."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *_DEFAULTS} - {signal.SIGCHLD})
 
 
 def nudge() -> None:
     """Make the main thread look around (from any thread)."""
-    os.kill(os.getpid(), signal.SIGURG)
+    main = threading.main_thread().ident
+    assert main is not None  # noqa: S101 - it runs
+    signal.pthread_kill(main, signal.SIGURG)
 
 
 def asked_to_end(timeout_s: float) -> bool:
     """Wait for so long, or until nudged; whether a signal came meanwhile that asks us to end."""
     heard = signal.sigtimedwait(HEARD, max(0.0, timeout_s))
-    return heard is not None and heard.si_signo in {*STOPPING, signal.SIGINT, signal.SIGQUIT}
+    numbers = {*_astray, *([heard.si_signo] if heard is not None else [])}
+    _astray.clear()
+    return not numbers.isdisjoint({*STOPPING, signal.SIGINT, signal.SIGQUIT})
 
 
 class Runner:
@@ -67,17 +92,19 @@ class Runner:
                 self._terminal.stop_as(os.WSTOPSIG(status))
             self._insist()
             heard = signal.sigtimedwait(HEARD, self._sleep_s(attend()))
-            if heard is not None:
-                self._hear(heard)
+            if heard is not None and heard.si_pid != os.getpid():
+                self._hear(heard.si_signo, heard.si_code)
+            while _astray:
+                number = _astray.popleft()
+                self._hear(number, SI_KERNEL if number in KEYS and self._terminal.is_there else 0)
 
     def _ended(self, status: int) -> int:
         if os.WIFSIGNALED(status):
             self._terminal.mend()
         return status
 
-    def _hear(self, heard: signal.struct_siginfo) -> None:
-        number = heard.si_signo
-        if heard.si_pid == os.getpid() or not goes_on(number, heard.si_code, same_group=self._is_with_us()):
+    def _hear(self, number: int, code: int) -> None:
+        if not goes_on(number, code, same_group=self._is_with_us()):
             return
         if number in STOPPING:
             self.is_stopping = True

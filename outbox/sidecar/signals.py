@@ -10,9 +10,10 @@ _FAULTS = (
     *(Signals.SIGSEGV, Signals.SIGSYS, Signals.SIGTRAP),
 )
 HEARD: frozenset[int] = frozenset(map(int, valid_signals())) - {*_FAULTS, Signals.SIGKILL, Signals.SIGSTOP}
+KEYS = frozenset({Signals.SIGINT, Signals.SIGQUIT, Signals.SIGTSTP, Signals.SIGWINCH})
 STOPPING = frozenset({Signals.SIGTERM, Signals.SIGHUP})
 
-_SI_KERNEL = 0x80  # sigaction(2): sent by the kernel; from a terminal, to a whole process group
+SI_KERNEL = 0x80  # sigaction(2): sent by the kernel; from a terminal, to a whole process group
 
 
 def goes_on(number: int, code: int, *, same_group: bool) -> bool:
@@ -21,7 +22,7 @@ def goes_on(number: int, code: int, *, same_group: bool) -> bool:
     `code` is its si_code. What the terminal sends (Ctrl-C, Ctrl-Z, a new window size, a hang-up) reaches
     every process of the group: a command in the same group has it already, and must not get it twice.
     """
-    return number != Signals.SIGCHLD and not (code == _SI_KERNEL and same_group)
+    return number != Signals.SIGCHLD and not (code == SI_KERNEL and same_group)
 
 
 def insistence(now_ms: int, kill_after_ms: int) -> tuple[tuple[int, int], ...]:

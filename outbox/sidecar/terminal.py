@@ -25,6 +25,11 @@ class Terminal:
             with contextlib.suppress(termios.error):
                 self._modes = termios.tcgetattr(self._fd)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether we have one."""
+        return self._fd is not None
+
     def stop_as(self, number: int) -> None:
         """Stop as the command did, so that the shell that waits for us takes over; returns when continued.
 

@@ -406,8 +406,11 @@ def test_as_pid_1(state):
 
 
 def test_a_token_command_of_ours_is_not_taken_for_an_orphan(state, relay, tmp_path):
-    """What the engine starts in its own threads is waited for there: the token arrives."""
-    settings = {"relay.token_command": "echo tok-daemon", "relay.token": ""}
+    """What the engine starts in its own threads is waited for there, and begins with no signal blocked."""
+    program = tmp_path / "token"
+    program.write_text("#!/bin/sh\nsleep 0 &\nwait\ntimeout 60 echo tok-daemon\n")
+    program.chmod(0o755)
+    settings = {"relay.token_command": str(program), "relay.token": ""}
     with sidecar(state, "--", "sh", "-c", "read x", url=relay.url, settings=settings) as process:
         put(state, "builder", 1)
         wait_for(lambda: numbers(relay) == [1], 60)
