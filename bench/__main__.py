@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import machine, report
 from bench.figure import Figure, Size
 
-_NAMES = ("enqueue", "hook")
+_NAMES = ("enqueue", "producers", "drain", "hook")
 _ROUNDS, _QUICK_ROUNDS = 5, 1
 _HERE = Path(__file__).parent
 
