@@ -11,7 +11,18 @@ from pathlib import Path
 from bench import machine, report
 from bench.figure import Figure, Size
 
-_NAMES = ("enqueue", "producers", "drain", "hook")
+_NAMES = (
+    "enqueue",
+    "backlog",
+    "producers",
+    "drain",
+    "network",
+    "arriving",
+    "latency",
+    "agents",
+    "memory",
+    "hook",
+)
 _ROUNDS, _QUICK_ROUNDS = 5, 1
 _HERE = Path(__file__).parent
 
@@ -39,7 +50,11 @@ def main() -> None:
     print(report.summary(figures))
     out = asked.out or (None if asked.names or asked.quick else _HERE)
     if out is not None:
-        (out / "RESULTS.md").write_text(report.document(figures, after, []), "utf-8")
+        plots = [figure.plot for figure in figures if figure.plot is not None]
+        for plot in plots:
+            (out / plot.name).write_text(plot.text, "utf-8")
+        names_of_plots = [plot.name for plot in plots]
+        (out / "RESULTS.md").write_text(report.document(figures, after, names_of_plots), "utf-8")
 
 
 def _figures(names: list[str], size: Size, scratch: Path) -> Iterator[Figure]:

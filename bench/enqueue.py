@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from bench import peers
 from bench.figure import Figure, Row, Size, Target, ratio
@@ -27,7 +26,7 @@ def measure(size: Size, scratch: Path) -> Iterator[Figure]:
 
 
 def _against_peers(size: Size, scratch: Path) -> Figure:
-    opened: dict[str, Callable[[Path], Any]] = {
+    opened: dict[str, peers.Opened] = {
         BARE: peers.bare_apsw,
         LIBRARY: peers.library,
         SEED: peers.seed,

@@ -66,6 +66,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture: the name of its file, and its SVG text."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One table. Where `base` names a row, the others of its unit are also told as ratios to it."""
 
@@ -75,6 +83,7 @@ class Figure:
     targets: Sequence[Target] = ()
     base: str = ""
     notes: Sequence[str] = ()
+    plot: Plot | None = None
 
     def ratios(self, row: Row) -> Values:
         """A row in proportion to the base, round by round; nothing when they are not of one kind."""

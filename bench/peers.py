@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.client import HTTPConnection
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ import apsw
 from bench.stage import KIND, PAYLOAD, file_of, fill, open_outbox
 
 Act = Callable[[], object]
+Opened = Callable[[Path], AbstractContextManager[Act]]
 
 BARE = "bare apsw"
 LIBRARY = "library"
@@ -182,14 +183,14 @@ def huey(folder: Path) -> Iterator[Act]:
             storage.close()
 
 
-_OPTIONAL = {
+_OPTIONAL: dict[str, tuple[str, Opened]] = {
     "litequeue, FULL": ("litequeue", litequeue),
     "persist-queue": ("persistqueue", persist_queue),
     "huey, fsync": ("huey", huey),
 }
 
 
-def installed() -> dict[str, Callable[[Path], object]]:
+def installed() -> dict[str, Opened]:
     """The other queues that are there: `make bench` installs them."""
     return {name: opened for name, (module, opened) in _OPTIONAL.items() if find_spec(module) is not None}
 
