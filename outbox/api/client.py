@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from outbox.errors import Unavailable
+from outbox.errors import OutboxError, StoreDamaged, StoreError, StoreFull, Unavailable, UsageError
 
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_NAME_BYTES = 100  # sockaddr_un holds 108 (unix(7))
@@ -32,15 +33,41 @@ class LocalClient:
         `timeout_s` bounds each wait for the daemon. Raises Unavailable when it is not there, does not answer
         in time, or does not speak HTTP.
         """
-        return self._ask("POST", path, json.dumps(value), timeout_s)
+        return self._ask("POST", path, (json.dumps(value).encode("ascii"), "application/json"), timeout_s)
 
-    def _ask(self, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, Any]:
+    def post_lines(self, path: str, lines: Sequence[bytes], timeout_s: float = 60.0) -> list[Any]:
+        """Post a line each; what was answered to each of them, in order: fewer when the daemon ended it.
+
+        Raises Unavailable as `post`, and the error that the daemon answers when it took none of them.
+        """
+        body = b"".join(line.replace(b"\n", b" ") + b"\n" for line in lines)
+        status, answer = self._ask("POST", path, (body, "application/x-ndjson"), timeout_s, read=_lines)
+        if status != 200:
+            raise error_in(status, answer[0] if answer else None)
+        return list(answer)
+
+    def value(self, method: str, path: str, asked: Any = None, timeout_s: float = 10.0) -> Any:
+        """The JSON value of a good answer; raises Unavailable, and the error that the daemon answers."""
+        get = method == "GET"
+        status, answer = self.get(path, timeout_s) if get else self.post(path, asked, timeout_s)
+        if status >= 300:
+            raise error_in(status, answer)
+        return answer
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: tuple[bytes, str] | None,
+        timeout_s: float,
+        read: Callable[[bytes], Any] | None = None,
+    ) -> tuple[int, Any]:
         connection = _UnixConnection(self._socket_path, timeout_s)
-        headers = {"Content-Type": "application/json"} if body is not None else {}
+        content, headers = (body[0], {"Content-Type": body[1]}) if body is not None else (None, {})
         try:
-            connection.request(method, path, body, headers)
+            connection.request(method, path, content, headers)
             answer = connection.getresponse()
-            return answer.status, _value(answer.read(_MOST_BYTES))
+            return answer.status, (read or _value)(answer.read(_MOST_BYTES))
         except (OSError, HTTPException) as error:
             raise Unavailable(
                 f"The daemon does not answer at {str(self._socket_path)!r}: {_reason(error)}. "
@@ -69,6 +96,23 @@ class _UnixConnection(HTTPConnection):
             self.sock.connect(f"/proc/self/fd/{folder}/{self._socket_path.name}")
         finally:
             os.close(folder)
+
+
+def error_in(status: int, problem: Any) -> OutboxError:
+    """The error that an answer tells of, as the command line knows it."""
+    told = problem if isinstance(problem, dict) else {}
+    code, detail = str(told.get("code", "error")), str(told.get("detail") or f"The daemon answered {status}.")
+    if status == 507:
+        return StoreFull(detail)
+    if status == 503:
+        return Unavailable(detail)
+    if status >= 500:
+        return StoreDamaged(detail) if code == "damaged" else StoreError(detail)
+    return UsageError(detail, code=code)
+
+
+def _lines(body: bytes) -> list[Any]:
+    return [value for line in body.splitlines() if (value := _value(line)) is not None]
 
 
 def _value(body: bytes) -> Any:

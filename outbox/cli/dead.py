@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from outbox.api.client import LocalClient
 from outbox.api.letters import letter_data
+from outbox.cli.by_socket import daemon_of_another
 from outbox.cli.dead_select import add_choice, choice_of
 from outbox.cli.output import clean, count, local_time, number, say, table, terminal_width
 from outbox.cli.where import for_each, now_ms, settings_to_look, state_of, tell_troubles
@@ -100,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
             return show(args, args.seq, dead=True)
         case "export":
+            if daemon_of_another(args) is not None:
+                from outbox.cli.by_socket_view import refuse  # noqa: PLC0415
+
+                refuse(args, "dead export")
             from outbox.cli.dead_export import export  # noqa: PLC0415
 
             return export(args)
@@ -111,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     """List; 5 when a file could not be read."""
+    if (client := daemon_of_another(args)) is not None:
+        return _list_there(client, args)
     state = state_of(settings_to_look(args))
     agent, choice = choice_of(args)
     shown = 0
@@ -128,6 +136,20 @@ def _list(args: argparse.Namespace) -> int:
     if not args.json:
         say(_summary(shown, agent))
     return tell_troubles(troubles)
+
+
+def _list_there(client: LocalClient, args: argparse.Namespace) -> int:
+    from outbox.cli import by_socket_view  # noqa: PLC0415 - another user's way
+
+    agent, choice = choice_of(args)
+    shown = 0
+    for whose, letters in by_socket_view.dead_letters(client, agent, choice):
+        shown += len(letters)
+        data = (json.dumps(letter_data(whose, letter)) for letter in letters)
+        say(*(data if args.json else letters_table(whose, letters)))
+    if not args.json:
+        say(_summary(shown, agent))
+    return 0
 
 
 def letters_table(agent: str, letters: list[DeadLetter]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
+from outbox.api.client import LocalClient
 from outbox.api.letters import (
     Act,
     Done,
@@ -19,6 +20,7 @@ from outbox.api.letters import (
     picked,
     replaying,
 )
+from outbox.cli.by_socket import daemon_of_another
 from outbox.cli.dead import letters_table
 from outbox.cli.dead_select import choice_of
 from outbox.cli.output import clean, count, number, say
@@ -36,6 +38,8 @@ _REFUSED = 4
 
 def act(args: argparse.Namespace) -> int:
     """Replay or discard; 4 when one of them could not be, 5 when a file could not be read."""
+    if (client := daemon_of_another(args)) is not None:
+        return _act_there(client, args)
     state = state_of(settings_to_look(args))
     meant, troubles = picked(state, *choice_of(args))
     letters = sum(len(one.letters) for one in meant)
@@ -48,13 +52,28 @@ def act(args: argparse.Namespace) -> int:
     if args.dry_run or not letters:
         _tell_dry(meant, letters, discards=discards, as_json=args.json)
         return tell_troubles(troubles)
-    if discards and not args.yes and letters > 1 and not _confirmed(meant, letters):
+    if discards and not args.yes and letters > 1 and not _confirmed([one.agent for one in meant], letters):
         say("Nothing was discarded.")
         return _REFUSED
     with progress(args.dead_command, letters, shown=not args.json and letters > 1) as advance:
         done = list(_each(state, meant, discarding(now_ms()) if discards else _replaying(args), advance))
     status = _tell_discarded(done, args) if discards else _tell_replayed(done, state, args)
     return max(status, tell_troubles(troubles))
+
+
+def _act_there(client: LocalClient, args: argparse.Namespace) -> int:
+    from outbox.cli import by_socket_view  # noqa: PLC0415 - another user's way
+
+    what, (agent, choice) = args.dead_command, choice_of(args)
+    if what == "replay":
+        by_socket_view.refuse(args.edit is not None or args.new_key, "--edit and --new-key")
+    elif not args.dry_run and not args.yes:
+        meant = dict(by_socket_view.dead_letters(client, agent, choice))
+        letters = sum(map(len, meant.values()))
+        if letters > 1 and not _confirmed(list(meant), letters):
+            say("Nothing was discarded.")
+            return _REFUSED
+    return by_socket_view.act(client, what, agent, choice, dry=args.dry_run, as_json=args.json)
 
 
 # Which ------------------------------------------------------------------------------------------------------
@@ -72,11 +91,11 @@ def _tell_dry(meant: list[Picked], letters: int, *, discards: bool, as_json: boo
         say(f"{count(letters, 'dead letter')} would be {what}. Nothing was changed.")
 
 
-def _confirmed(meant: list[Picked], letters: int) -> bool:
+def _confirmed(agents: list[str], letters: int) -> bool:
     """Ask the person at the terminal; a script is not asked."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    whose = clean(meant[0].agent) if len(meant) == 1 else count(len(meant), "agent")
+    whose = clean(agents[0]) if len(agents) == 1 else count(len(agents), "agent")
     sys.stderr.write(
         f"Discard {count(letters, 'dead letter')} of {whose}? They cannot be brought back. [y/N] "
     )

@@ -9,15 +9,14 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
-from outbox.cli.intake import REFUSED, Intake, not_taken, read_chunks, receipt_json
+from outbox.api.reach import Place, place_of
+from outbox.cli.intake import REFUSED, Intake, Taking, not_taken, read_chunks, receipt_json
 from outbox.cli.output import clean, emit_json, number, say
 from outbox.errors import OutboxError, UsageError
-from outbox.event import check_agent
+from outbox.event import Limits, check_agent
 from outbox.json_text import quoted, split_lines
 from outbox.library import Outbox, read_rules
-from outbox.state_dir import expand_home, state_dir
 from outbox.store.directory import StateDirectory
 
 EXAMPLE = """\
@@ -69,16 +68,30 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{error}. Nothing was stored. A name is 1 to 512 bytes of UTF-8.") from None
     event = _event_text(args)
     place = _place(args)
-    with Outbox.open(agent, state_dir=place, allow_network_fs=_network_fs_allowed()) as outbox:
+    if place.socket is not None:
+        return _hand_over(agent, event, place, args)
+    with Outbox.open(agent, state_dir=place.state, allow_network_fs=_network_fs_allowed()) as outbox:
         return _take_lines(outbox, place, args) if event is None else _take_one(outbox, event, args)
 
 
-def _take_lines(outbox: Outbox, place: Path, args: argparse.Namespace) -> int:
+def _hand_over(agent: str, event: str | None, place: Place, args: argparse.Namespace) -> int:
+    """By the socket of a daemon of another user; what waits here meanwhile is told of."""
+    from outbox.cli.by_socket import kept_note, remote_outbox  # noqa: PLC0415 - another user's way
+
+    outbox = remote_outbox(agent, place)
+    try:
+        return _take_lines(outbox, place, args) if event is None else _take_one(outbox, event, args)
+    finally:
+        if outbox.kept:
+            say(clean(kept_note(outbox, place)), to=sys.stderr)
+
+
+def _take_lines(outbox: Taking, place: Place, args: argparse.Namespace) -> int:
     if sys.stdin is None:
         raise UsageError("stdin is closed. Nothing was stored. Give events as JSON lines, or one by --kind.")
     if sys.stdin.isatty():
         say("Reading events from the terminal, one JSON object a line; Ctrl-D ends it.", to=sys.stderr)
-    limits, _ = read_rules(StateDirectory(place))
+    limits = Limits() if place.state is None else read_rules(StateDirectory(place.state))[0]
     intake = Intake(outbox, as_json=args.json)
     chunks = read_chunks(sys.stdin.fileno(), before_waiting=intake.commit)
     try:
@@ -92,7 +105,7 @@ def _take_lines(outbox: Outbox, place: Path, args: argparse.Namespace) -> int:
     return intake.finish()
 
 
-def _take_one(outbox: Outbox, event: str, args: argparse.Namespace) -> int:
+def _take_one(outbox: Taking, event: str, args: argparse.Namespace) -> int:
     (result,) = outbox.enqueue_many([event])
     if isinstance(result, OutboxError):
         if result.code == "key_reused":  # well formed, and refused by what is stored
@@ -142,15 +155,13 @@ def _json_text(flag: str, text: str) -> str:
     return text
 
 
-def _place(args: argparse.Namespace) -> Path:
-    """The state directory. A producer reads no file of configuration, unless one is named."""
+def _place(args: argparse.Namespace) -> Place:
+    """Where to store. A producer reads no file of configuration, unless one is named."""
     if args.config is not None:
         from outbox.cli.where import settings_of, state_of  # noqa: PLC0415 - the rare case
 
-        return state_of(settings_of(args)).path
-    if args.state_dir is not None:
-        return Path(expand_home(args.state_dir, os.environ)).absolute()
-    return state_dir(None, os.environ)
+        return Place(state_of(settings_of(args)).path)
+    return place_of(os.environ, args.state_dir)
 
 
 def _network_fs_allowed() -> bool:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from outbox.api.reach import Place
 from outbox.api.reasons import command_word
 from outbox.cli.arguments import seconds
+from outbox.cli.by_socket import forward_all, here
 from outbox.cli.output import clean, count, emit_json, number, say
 from outbox.cli.where import checked_agent, settings_of, state_of
 from outbox.setting_keys import Settings
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = "outbox flush --agent builder --timeout 10"
 
 _NOT_ALL = 3
+_THERE_S = 10.0
 _BAR_CELLS = 20
 
 
@@ -39,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Flush; 0 when nothing is left, else 3."""
+    if (place := here(args)) is not None and place.socket is not None:
+        return _flush_there(place, args)
     settings = settings_of(args)
     state = state_of(settings)
     timeout_s = settings.daemon.flush_timeout_s if args.timeout is None else args.timeout
@@ -55,6 +60,29 @@ def run(args: argparse.Namespace) -> int:
     else:
         say(*_lines(report, bars=live), _summary(report, by_daemon=by_daemon))
     return _NOT_ALL if report.left else 0
+
+
+def _flush_there(place: Place, args: argparse.Namespace) -> int:
+    """By the socket of a daemon of another user, which first gets what waits on our own disk."""
+    from outbox.cli.by_socket import flushed_there  # noqa: PLC0415 - another user's way
+    from outbox.daemon.flush import FlushReport, report_from_json  # noqa: PLC0415 - as below
+
+    agent = None if args.agent is None else checked_agent(args.agent)
+    timeout_s = _THERE_S if args.timeout is None else args.timeout
+    end = time.monotonic() + timeout_s
+    forwarded = forward_all(place, agent, timeout_s)
+    assert place.socket is not None  # noqa: S101 - looked at by the caller
+    told = flushed_there(place.socket, agent, max(0.0, end - time.monotonic()))
+    report = FlushReport(0, 0, 0) if told is None else report_from_json(told)
+    left = report.left + forwarded.left
+    if args.json:
+        emit_json({"delivered": report.delivered, "left": left, "dead": report.dead})
+    else:
+        say(*_lines(report, bars=False), _summary(report, by_daemon=True))
+        if forwarded.left:
+            waits = count(forwarded.left, "event waits", "events wait")
+            say(clean(f"{waits} below {str(place.state)!r} still: {forwarded.why}"), to=sys.stderr)
+    return _NOT_ALL if left else 0
 
 
 def _flush(

@@ -7,10 +7,10 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from outbox.cli.output import clean, count, number, say
 from outbox.errors import OutboxError, UsageError
-from outbox.library import Outbox
 from outbox.store.enqueue import Receipt
 
 REFUSED = 4  # the exit status when a line was not taken
@@ -33,13 +33,20 @@ def read_chunks(fd: int, before_waiting: Callable[[], object]) -> Iterator[bytes
         yield chunk
 
 
+class Taking(Protocol):
+    """An outbox, as far as lines are put into it."""
+
+    def enqueue_many(self, events: list[str | bytes], /) -> list[Receipt | OutboxError]:
+        """A receipt or an error for each."""
+
+
 class Intake:
     """Takes numbered lines into an outbox, and tells what became of each.
 
     Receipts go to stdout (with `as_json` one a line, else a summary), refusals to stderr.
     """
 
-    def __init__(self, outbox: Outbox, *, as_json: bool) -> None:
+    def __init__(self, outbox: Taking, *, as_json: bool) -> None:
         self._outbox = outbox
         self._as_json = as_json
         self._batch: list[Line] = []

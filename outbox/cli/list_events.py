@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 
+from outbox.api.client import LocalClient
 from outbox.api.letters import STATES, listed_data
+from outbox.cli.by_socket import daemon_of_another
 from outbox.cli.output import age, bytes_text, clean, count, number, say, table, terminal_width
 from outbox.cli.where import for_each, now_ms, settings_to_look, state_of, tell_troubles
 from outbox.store.file import OutboxFile
@@ -38,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List; 5 when a file could not be read."""
+    if (client := daemon_of_another(args)) is not None:
+        return _list_there(client, args)
     state = state_of(settings_to_look(args))
     left = args.limit if args.limit is not None else None if args.json else _LINES
     rows: list[tuple[str, ...]] = []
@@ -58,6 +62,24 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         say(*_lines(rows, more=more))
     return tell_troubles(troubles)
+
+
+def _list_there(client: LocalClient, args: argparse.Namespace) -> int:
+    from outbox.cli import by_socket_view  # noqa: PLC0415 - another user's way
+
+    most = args.limit if args.limit is not None else None if args.json else _LINES
+    rows: list[tuple[str, ...]] = []
+    more = False
+    for agent, page, there in by_socket_view.listed(
+        client, args.agent, kind=args.kind, state=args.state, most=most
+    ):
+        more = there
+        if args.json:
+            say(*(json.dumps(listed_data(agent, event)) for event in page))
+        rows.extend(_row(agent, event) for event in page)
+    if not args.json:
+        say(*_lines(rows, more=more))
+    return 0
 
 
 def _lines(rows: list[tuple[str, ...]], *, more: bool) -> Iterator[str]:

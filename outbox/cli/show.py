@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outbox.api.letters import event_text, history_of, shown
+from outbox.cli.by_socket import daemon_of_another
 from outbox.cli.output import age, bytes_text, clean, count, local_time, number, say
 from outbox.cli.where import now_ms, settings_to_look, state_of
 from outbox.record import Record, Remembered, event_fields, payload_of
@@ -43,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace, which: str, *, dead: bool = False) -> int:
     """Show the event; with `dead` only a dead letter counts."""
+    if (client := daemon_of_another(args)) is not None:
+        from outbox.cli import by_socket_view as there  # noqa: PLC0415 - another user's way
+
+        return there.show(client, args.agent, which, dead=dead, as_json=args.json, now_ms=now_ms())
     state = state_of(settings_to_look(args))
     agent, found = shown(state, args.agent, which, dead=dead)
     say(*([event_text(agent, found)] if args.json else (clean(line) for line in _lines(agent, found))))

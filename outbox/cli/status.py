@@ -12,6 +12,7 @@ from outbox.api.explain import Explanation
 from outbox.api.obstacle import Obstacle, Scope
 from outbox.api.report import OutboxLine, Overview, as_json, overview
 from outbox.cli.auth import token_lines
+from outbox.cli.by_socket import daemon_of_another
 from outbox.cli.output import age, clean, count, emit_json, local_time, number, say, table, terminal_width
 from outbox.cli.seeds import seed_advice, seeds_found
 from outbox.cli.where import now_ms, settings_to_look, state_of
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, and tell."""
+    if (client := daemon_of_another(args)) is not None:
+        from outbox.cli import by_socket_view  # noqa: PLC0415 - another user's way
+
+        by_socket_view.refuse(args.watch, "--watch")
+        return by_socket_view.status(client, as_json=args.json, now_ms=now_ms())
     settings = settings_to_look(args)
     state = state_of(settings)
 
