@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from outbox.store.directory import StateDirectory
 
 
+_COMPACTIONS = frozenset(("PreCompact", "PostCompact"))
+
+
 class Desk(NamedTuple):
     """Where calls are recorded, whose they are, and how long a locked file is waited for.
 
@@ -65,11 +68,22 @@ def record(desk: Desk, call: Call, redaction: Redaction, started_ms: int) -> boo
 
 def _afterwards(desk: Desk, call: Call, notes: SessionNotes) -> None:
     """What a call causes beside its events, once these are on disk. The one place for it."""
+    if call.runner.name == "claude-code" and os.environ.get("OUTBOX_SIDECAR"):
+        _tell_sidecar(desk, call)
     if call.rule.ends:
         from outbox.capture.hook_flush import leave_flush_behind  # noqa: PLC0415 - most calls do without
 
         notes.forget_old(_now_ms())
         leave_flush_behind(desk.state, desk.agent)
+
+
+def _tell_sidecar(desk: Desk, call: Call) -> None:
+    """Under `outbox run --self-resume`: which session can be resumed, and that it was compacted."""
+    from outbox.sidecar.handoff import note_compaction, note_session  # noqa: PLC0415 - most calls do without
+
+    note_session(desk.state, desk.agent, call.session or "")
+    if call.event in _COMPACTIONS:
+        note_compaction(desk.state, desk.agent)
 
 
 def _drafts(  # noqa: PLR0917 - the parts of a pair

@@ -19,7 +19,7 @@ from relay_client.reference.process import RelayProcess
 
 # Prints its words, and does what it is told on stdin: note things as hooks do, end, vanish.
 CLAUDE = f"""#!{sys.executable}
-import os, sys
+import json, os, subprocess, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from outbox.sidecar.handoff import note_compaction, note_session
@@ -40,6 +40,10 @@ while True:
         note_session(state, os.environ["OUTBOX_AGENT"], words[0])
     elif act == "compact":
         note_compaction(state, os.environ["OUTBOX_AGENT"])
+    elif act == "hook":
+        call = json.dumps({{"hook_event_name": words[0], "session_id": words[1], "trigger": "auto"}})
+        hook = [sys.executable, "-m", "outbox", "hook", "claude-code"]
+        subprocess.run(hook, input=call.encode(), check=True)
     elif act == "vanish":
         os.unlink(sys.argv[0])
     elif act == "exit":
@@ -145,6 +149,17 @@ def claude(state, tmp_path, url, settings=(), words=()):
             process.wait(60)
         finally:
             process.kill()
+
+
+def test_the_hooks_of_claude_code_note_session_and_compaction(state, tmp_path, relay):
+    """Nobody has to call `outbox handoff compacted`: its hooks do by themselves what a resume needs."""
+    with claude(state, tmp_path, relay.url) as it:
+        it.does("hook SessionStart s-9", "hook PreCompact s-9")
+        with it.announced("cmd-1") as issuer:
+            it.tell("exit 0")
+            assert it.started() == ["--resume", "s-9"]
+            it.does("hook SessionStart s-9")
+            assert ended(issuer)[1]["via"] == "claude-resume"
 
 
 def timeline(relay):
