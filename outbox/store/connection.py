@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Inode = tuple[int, int]
 
 _LONGEST_PAUSE_MS = 4
+_LOG_LEFT_BYTES = 1024 * 1024
 
 
 class Connection:
@@ -194,6 +195,13 @@ class Connection:
 
     # Life --------------------------------------------------------------------------------------------------
 
+    def log_bytes(self) -> int:
+        """How large the write-ahead log is, or was before it began anew."""
+        try:
+            return os.stat(f"{self.file}-wal").st_size  # noqa: PTH116 - as in `inode_of`
+        except OSError:
+            return 0
+
     @property
     def path(self) -> Path:
         """Where the file lies."""
@@ -214,6 +222,9 @@ class Connection:
     def close(self, *, checkpoint: bool = False) -> None:
         """Close; a short-lived producer leaves the checkpoint, and its flushes, to the daemon.
 
+        But where no other process has the file open, whoever opens it next has to read all of the log, and
+        takes none of it for copied yet: it would never begin anew. So it is left at 1 MiB at most.
+
         SQLite removes the log of a file that it checkpoints at its end, by name: it may not do so while the
         file is replaced, or it would be the log of the new one.
         """
@@ -221,7 +232,8 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
-            may_checkpoint = checkpoint and self.locks.take_shared(self._lifecycle, 0)
+            wanted = checkpoint or self.log_bytes() > _LOG_LEFT_BYTES
+            may_checkpoint = wanted and self.locks.take_shared(self._lifecycle, 0)
             try:
                 if may_checkpoint and not self.was_replaced:
                     self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)

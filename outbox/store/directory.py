@@ -136,7 +136,8 @@ def network_file_system(path: str | os.PathLike[str]) -> str | None:
         return None
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split(" ")
-        point = re.sub(_OCTAL, lambda found: chr(int(found[1], 8)), point)
+        if "\\" in point:
+            point = re.sub(_OCTAL, lambda found: chr(int(found[1], 8)), point)
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, found = point, kind

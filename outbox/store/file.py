@@ -140,7 +140,7 @@ class OutboxFile(Connection):
                 if self._free_pages() <= _FREE_PAGES_KEPT:
                     break
             self.checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        elif self._log_bytes() > _LOG_KEPT_BYTES:
+        elif self.log_bytes() > _LOG_KEPT_BYTES:
             self.checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def make_way(self) -> None:
@@ -152,12 +152,6 @@ class OutboxFile(Connection):
 
     def _free_pages(self) -> int:
         return int(self.one("PRAGMA freelist_count")[0])
-
-    def _log_bytes(self) -> int:
-        try:
-            return os.stat(f"{self.file}-wal").st_size  # noqa: PTH116 - the path is a text
-        except OSError:
-            return 0
 
 
 def open_outbox(

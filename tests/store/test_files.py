@@ -571,6 +571,30 @@ def test_a_short_lived_producer_leaves_the_checkpoint_to_others(box):
     assert not log.exists()
 
 
+def test_producers_without_a_daemon_do_not_let_the_log_grow(make):
+    """Each of them reads all of it at its start, so a close begins it anew before that takes long."""
+    box = make()
+    logs_bytes = []
+    for n in range(12):
+        put(box, event({"body": "x" * 300_000, "n": n}))
+        box.close()
+        box = open_outbox(box.state, box.path)
+        logs_bytes.append(box.log_bytes())
+    assert max(logs_bytes) <= 1024 * 1024
+    assert logs_bytes.count(0) >= 2
+    assert seqs(box) == list(range(1, 13))
+    box.close()
+
+
+def test_a_long_log_that_others_use_is_left_to_them(box):
+    """Whoever closes has no say in it while another has the file open."""
+    put(box, event({"body": "x" * 2_000_000}))
+    other = open_outbox(box.state, box.path)
+    other.close()
+    assert box.log_bytes() > 1_000_000
+    assert fill(box, 1) == [2]
+
+
 def test_an_outbox_that_nobody_closed_leaves_the_checkpoint_too(state):
     """Also when the interpreter ends, or the object is simply forgotten."""
     code = """
