@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ _CACHEABLE = frozenset(
     ("tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read")
 )
 _STAYS_FRESH_MS = 0
+_IN_A_FIELD = re.compile(r"[\x21-\x7e]+")
 
 Fields = list[tuple[str, str]]
 
@@ -75,7 +77,8 @@ class Hello:
         """The revision that is spoken with it."""
         if self.era is Era.STATELESS:
             return PROTOCOL_VERSION
-        return text_value(within(self.result, "protocolVersion") or "null") or LATEST_SESSION_VERSION
+        said = text_value(within(self.result, "protocolVersion") or "null") or ""
+        return said if _IN_A_FIELD.fullmatch(said) else LATEST_SESSION_VERSION
 
 
 def era_of(request: Message) -> Era:

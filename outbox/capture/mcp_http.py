@@ -186,6 +186,11 @@ class Ticket:
         self._is_cut = False
         self.cancelled = False
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether its calls are cut off."""
+        return self._is_cut
+
     def use(self, call: Call) -> Call:
         """From now on this call is cut off by `cancel`; at once when that came before."""
         with self._lock:

@@ -25,12 +25,12 @@ from outbox.capture.mcp_eras import (
     wants_input,
     with_tools,
 )
-from outbox.capture.mcp_http import Ticket
+from outbox.capture.mcp_http import MOST_BYTES, Ticket
 from outbox.capture.mcp_memory import Memory
 from outbox.capture.mcp_message import Message, NotAMessage
 from outbox.capture.mcp_queue import CallQueue
 from outbox.capture.mcp_relay import Relay, Unanswered, Way
-from outbox.capture.mcp_rules import Rules, Step, as_listed, next_step, tool_name, whether_it_ran
+from outbox.capture.mcp_rules import Ran, Rules, Step, as_listed, next_step, tool_name, whether_it_ran
 from outbox.errors import OutboxError, UsageError
 from relay_client import Capabilities, Reading, Sort
 from relay_client.client import VERSION
@@ -109,9 +109,11 @@ class Proxy:
                 self.take(line)
         if not self._settled(_GRACE_S):
             self._leaving = True
+            self._relay.abort()
             for job in self._under_way():
                 job.ticket.cut()
             self._settled(_LAST_S)
+        self._relay.leave()
 
     def take(self, line: bytes) -> None:
         """Take one line of the client."""
@@ -257,14 +259,20 @@ class Proxy:
                     self._write(rpc.notification("notifications/tools/list_changed"))
 
     def _all_pages(self, job: _Job, result: str) -> tuple[str, ...]:
+        """The tools of this page and of those that follow; an end to pages that would never end."""
         tools = rpc.objects(rpc.within(result, "tools"))
-        for _ in range(_MOST_PAGES):
+        seen = {'""'}
+        while len(seen) <= _MOST_PAGES and sum(map(len, tools)) < MOST_BYTES:
             cursor = rpc.within(result, "nextCursor")
-            if cursor in {None, "null"}:
+            if cursor is None or cursor[0] != '"' or cursor in seen:
                 break
+            seen.add(cursor)
             params = rpc.with_member(job.request.params, {"cursor": cursor})
             text = self._relay.ask(rpc.with_params(job.request, params), job.ticket)
-            result = rpc.within(text, "result") or "{}"
+            page = rpc.within(text, "result")
+            if page is None:
+                raise Unanswered(Reading(Sort.FAILED, detail="a page of the tools was refused"))
+            result = page
             tools += rpc.objects(rpc.within(result, "tools"))
         return tuple(tools)
 
@@ -302,14 +310,16 @@ class Proxy:
             ran = whether_it_ran(none.reading)
             step = next_step(ran, may_wait=not job.ticket.cancelled, safe=self._is_safe(job.tool))
             if step is Step.QUEUE:
-                return self._queued(job, key, _why(none.reading))
+                return self._queued(job, key, _why(none.reading), ran)
             return rpc.answer(job.id, self._without_result(job, step, _why(none.reading)))
 
-    def _queued(self, job: _Job, key: str, why: str) -> str:
+    def _queued(self, job: _Job, key: str, why: str, ran: Ran = Ran.NO) -> str:
+        trace = (job.request.string("_meta", "traceparent"), job.request.string("_meta", "tracestate"))
         try:
-            call = self._calls.put(job.tool, job.request.member("arguments") or "null", key)
+            call = self._calls.put(job.tool, job.request.member("arguments") or "null", key, trace)
         except OutboxError as error:
-            return rpc.answer(job.id, words.not_stored(job.tool, why, str(error)))
+            perhaps = ran is not Ran.NO
+            return rpc.answer(job.id, words.not_stored(job.tool, why, str(error), perhaps=perhaps))
         return rpc.answer(job.id, words.queued(call, why))
 
     def _without_result(self, job: _Job, step: Step, why: str) -> str:

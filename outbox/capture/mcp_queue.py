@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from outbox.capture.mcp_words import Queued, result_of
-from outbox.errors import OutboxError
+from outbox.errors import OutboxError, UsageError
 from outbox.event import uuid7
+from outbox.event_checks import check_trace
 from outbox.json_text import quoted
 from outbox.library import Outbox, read_rules
 from outbox.store.directory import StateDirectory
@@ -53,14 +54,16 @@ class CallQueue:
         with contextlib.closing(open_outbox(self._state, path)) as box:
             return next(listed(box, kind=_KIND), None) is not None
 
-    def put(self, tool: str, arguments: str, key: str) -> Queued:
+    def put(self, tool: str, arguments: str, key: str, trace: tuple[str, str] = ("", "")) -> Queued:
         """Put a call on disk: durable when this returns. `arguments` is JSON text, kept to the letter.
 
+        `trace` is the client's `traceparent` and `tracestate` (W3C Trace Context); what is none is left out.
         Raises OutboxError: nothing was stored.
         """
         outbox = self._opened()
         payload = f'{{"tool":{quoted(tool)},"arguments":{arguments}}}'
-        event = f'{{"kind":"{_KIND}","payload":{payload},"idempotencyKey":{quoted(key)}}}'
+        traced = "".join(f',"{name}":{quoted(text)}' for name, text in _traced(*trace).items())
+        event = f'{{"kind":"{_KIND}","payload":{payload},"idempotencyKey":{quoted(key)}{traced}}}'
         (receipt,) = outbox.enqueue_many([event])
         if isinstance(receipt, OutboxError):
             raise receipt
@@ -99,6 +102,16 @@ class CallQueue:
                     self.agent, state_dir=self._state.path, allow_network_fs=self._allow_network_fs
                 )
             return self._outbox
+
+
+def _traced(traceparent: str, tracestate: str) -> dict[str, str]:
+    """The fields of the trace that an event may have: a broken one is no reason not to queue."""
+    given = {"traceparent": traceparent} | ({"tracestate": tracestate} if tracestate else {})
+    try:
+        check_trace(traceparent, tracestate or None)
+    except UsageError:
+        return _traced(traceparent, "") if tracestate else {}
+    return given
 
 
 def _now_ms() -> int:

@@ -5,10 +5,12 @@ One `ask` is one request, sent again only where nothing can have run: with anoth
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from outbox.capture import mcp_message as rpc
 from outbox.capture.mcp_eras import (
@@ -35,6 +37,7 @@ from relay_client.problem import parse_json
 _HELLO_S = 5.0
 _TOKEN_S = 30.0
 _LISTEN_S = 3600.0
+_FAREWELL_S = 1.0
 _LISTEN_AGAIN_S = (1.0, 60.0)
 _SHORTEST_MASKED_TOKEN = 8
 
@@ -83,6 +86,7 @@ class Relay:
         self._ask_capabilities = ask_capabilities
         self._lock = threading.Lock()
         self._session: _Session | None = None
+        self._refused: tuple[float, Reading] | None = None  # when somebody asked in vain, and what came of it
         self._own_ids = 0
 
     # Who is there -----------------------------------------------------------------------------------------
@@ -90,14 +94,26 @@ class Relay:
     def greet(self, ticket: Ticket, *, client: Client | None = None) -> Hello:
         """What the relay says of itself, asked once; a `client` that introduces itself begins anew.
 
-        Raises Unanswered: whatever was to be sent was not.
+        Who waited while somebody asked in vain does not ask too: requests in an outage would wait for each
+        other. Raises Unanswered: whatever was to be sent was not.
         """
+        came = time.monotonic()
         with self._lock:
             if client is not None:
                 self.client, self._session = client, None
             if self._session is None:
-                self._session = self._agree(ticket)
+                if self._refused is not None and self._refused[0] >= came:
+                    raise Unanswered(self._refused[1])
+                self._session = self._agreed(ticket)
             return self._session.hello
+
+    def _agreed(self, ticket: Ticket) -> _Session:
+        try:
+            return self._agree(ticket)
+        except Unanswered as none:
+            if not ticket.is_cut:  # else it says something of the one request only
+                self._refused = (time.monotonic(), none.reading)
+            raise
 
     @property
     def era(self) -> Era | None:
@@ -125,7 +141,7 @@ class Relay:
         params = rpc.with_meta("{}", (self.client or Client()).meta())
         request = self._own("server/discover", params)
         text = self._handshake(request, stateless_fields(request), ticket)[0]
-        result = rpc.within(text, "result") if text is not None else None
+        result = _object_in(text)
         if result is None or not speaks_stateless(result):
             return None
         return _Session(Hello(Era.STATELESS, result))
@@ -135,7 +151,7 @@ class Relay:
         client = self.client or Client()
         request = self._own("initialize", client.initialize_params())
         text, session_id = self._handshake(request, [("Accept", ACCEPT)], ticket)
-        result = rpc.within(text, "result") if text is not None else None
+        result = _object_in(text)
         if result is None:
             return None
         session = _Session(Hello(Era.SESSIONS, result), session_id)
@@ -158,6 +174,23 @@ class Relay:
         if sort in {Sort.LOST, Sort.GATEWAY, Sort.FAILED, Sort.NOT_A_RELAY}:
             sort = Sort.BUSY
         raise Unanswered(Reading(sort, reading.status, reading.code, reading.detail or str(reading.sort)))
+
+    def abort(self) -> None:
+        """Ask for no token any more, at once and for good; what is under way is cut off by its ticket."""
+        self._way.tokens.abort()
+
+    def leave(self) -> None:
+        """End the session, so that the relay keeps nothing of it; at most a second, whatever comes of it.
+
+        Streamable HTTP, "Session Management".
+        """
+        session, self._session = self._session, None
+        if session is None or session.id is None:
+            return
+        with contextlib.suppress(NoAnswer, Unanswered), Call(self._way.endpoint, _FAREWELL_S) as call:
+            token = self._token(_FAREWELL_S)
+            fields = session_fields(session.hello.version, session.id)
+            call.send("DELETE", [*fields, *self._usual(token)])
 
     # Requests ---------------------------------------------------------------------------------------------
 
@@ -261,7 +294,7 @@ class Relay:
                     if not call.is_stream:
                         return
                     wait_s = _LISTEN_AGAIN_S[0]
-                    for text in call.messages():
+                    for text in _hidden(token, call.messages()):
                         self._hear(rpc.on_one_line(text))
             except (NoAnswer, Unanswered):
                 pass
@@ -285,33 +318,41 @@ class Relay:
         """
         tokens, agent = self._way.tokens, self._way.agent
         token = self._token()
-        answer, found = self._post_once(text, [*fields, *self._usual(token)], ticket, request, silence_s)
+        once = partial(self._post_once, text, fields, request=request, silence_s=silence_s)
+        answer, found = once(token, ticket)
         if answer.status == 401 and tokens.recover(agent, fingerprint(token), deadline=_deadline()):
             token = self._token()
-            answer, found = self._post_once(text, [*fields, *self._usual(token)], ticket, request, silence_s)
+            answer, found = once(token, ticket)
         if answer.status is not None and answer.status < 300:
             tokens.accepted(agent, fingerprint(token))
-        return _without(token, answer), found
+        return answer, found
 
-    def _token(self) -> str | None:
+    def _token(self, within_s: float = _TOKEN_S) -> str | None:
         try:
-            return self._way.tokens.token(self._way.agent, _deadline())
+            return self._way.tokens.token(self._way.agent, _deadline(within_s))
         except NoTokenNow as missing:
             raise Unanswered(Reading(Sort.UNAUTHORIZED, detail=f"no usable token ({missing})")) from None
 
     def _post_once(
-        self, text: str, fields: Fields, ticket: Ticket, request: Message | None, silence_s: float | None
+        self,
+        text: str,
+        fields: Fields,
+        token: str | None,
+        ticket: Ticket,
+        *,
+        request: Message | None,
+        silence_s: float | None,
     ) -> tuple[Answer, str | None]:
         with ticket.use(Call(self._way.endpoint, silence_s or self._way.silence_s)) as call:
             try:
-                call.send("POST", fields, text.encode())
+                call.send("POST", [*fields, *self._usual(token)], text.encode())
                 if not call.is_stream:
-                    answer = call.answer()
+                    answer = _without(token, call.answer())
                     return answer, self._answer_in(answer, request)
-                found = next(self._answers(call.messages(), request), None)
+                found = next(self._answers(_hidden(token, call.messages()), request), None)
             except NoAnswer as trouble:
                 return trouble.as_answer(), None
-            return Answer(call.status, headers=call.headers), found
+            return _without(token, Answer(call.status, headers=call.headers)), found
 
     def _answers(self, texts: Iterator[str], request: Message | None) -> Iterator[str]:
         """The answer in a stream; everything else in it is heard."""
@@ -344,17 +385,30 @@ class Relay:
         return rpc.read_message(rpc.request(f'"outbox-{self._own_ids}"', method, params))
 
 
-def _deadline() -> float:
+def _deadline(within_s: float = _TOKEN_S) -> float:
     """Until when a token may be asked for."""
-    return time.monotonic() + _TOKEN_S
+    return time.monotonic() + within_s
 
 
 def _without(token: str | None, answer: Answer) -> Answer:
-    """What a relay echoes of the token must not come into a message."""
-    if token is None or len(token) < _SHORTEST_MASKED_TOKEN or answer.status is None:
+    """What a relay echoes of the token must not come into a message: it is no business of the client's."""
+    if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
         return answer
-    body = answer.body.replace(token.encode("ascii"), b"[token]")
-    return Answer(answer.status, headers=answer.headers, body=body, cut=answer.cut)
+    headers = {name: value.replace(token, "[token]") for name, value in answer.headers.items()}
+    return replace(answer, headers=headers, body=answer.body.replace(token.encode("ascii"), b"[token]"))
+
+
+def _hidden(token: str | None, texts: Iterator[str]) -> Iterator[str]:
+    """The same for the messages of a stream."""
+    if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
+        return texts
+    return (text.replace(token, "[token]") for text in texts)
+
+
+def _object_in(text: str | None) -> str | None:
+    """The result of an answer, where it is an object: nothing else introduces anybody."""
+    result = rpc.within(text, "result") if text is not None else None
+    return result if result is not None and result.startswith("{") else None
 
 
 def _may_be_of_other_era(answer: Answer) -> bool:

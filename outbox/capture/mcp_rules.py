@@ -72,6 +72,7 @@ _RAN: Mapping[Sort, Ran] = {
     Sort.UNAUTHORIZED: Ran.NO,
     Sort.REDIRECTED: Ran.NO,
     Sort.IN_PROGRESS: Ran.PERHAPS,
+    Sort.DUPLICATE: Ran.PERHAPS,  # a call with this key has run, or one that failed
     Sort.GATEWAY: Ran.PERHAPS,
     Sort.LOST: Ran.PERHAPS,
     Sort.NOT_A_RELAY: Ran.PERHAPS,

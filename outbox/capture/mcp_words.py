@@ -113,9 +113,10 @@ def perhaps_run(tool: str, why: str, *, safe: bool) -> str:
     return _result([f"{tool} may or may not have run: it was sent, and {why}.", todo], is_error=True)
 
 
-def not_stored(tool: str, why: str, fault: str) -> str:
-    """The result of a call that could have waited, were there room for it."""
-    return _result([f"{tool} did not run: {why}. It could not be queued either: {fault}"], is_error=True)
+def not_stored(tool: str, why: str, fault: str, *, perhaps: bool) -> str:
+    """The result of a call that could have waited, were there room for it; `perhaps` it was run."""
+    first = f"may or may not have run: it was sent, and {why}" if perhaps else f"did not run: {why}"
+    return _result([f"{tool} {first}. It could not be queued either: {fault}"], is_error=True)
 
 
 def no_input(tool: str) -> str:

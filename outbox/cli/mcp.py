@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
+import select
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 from outbox.api.explain import explain
 from outbox.api.report import opened
@@ -38,6 +42,7 @@ outbox mcp --agent builder --buffer note_add --buffer 'log_*'"""
 
 _AGENT_VARIABLE = "OUTBOX_AGENT"
 _STDIN, _STDOUT = 0, 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _READ_BYTES = 64 * 1024
 _ENVELOPE_BYTES = 1024 * 1024  # what may stand beside a call's arguments on its line
 _LINE_BYTES = 64 * 1024 * 1024  # what does not wait may be larger than an event
@@ -57,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the client until its end of input; 0."""
+    """Serve the client until its end of input, or a signal that means the same; 0."""
     agent = os.environ.get(_AGENT_VARIABLE) if args.agent is None else args.agent
     if not agent:
         raise UsageError(
@@ -90,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
     )
     if sys.stdin is not None and sys.stdin.isatty():
         say("Waiting for an MCP client on stdin, a JSON-RPC message a line; Ctrl-D ends it.", to=sys.stderr)
-    proxy.serve(_lines(max(_LINE_BYTES, settings.events.max_payload_bytes + _ENVELOPE_BYTES)))
+    most_bytes = max(_LINE_BYTES, settings.events.max_payload_bytes + _ENVELOPE_BYTES)
+    with _ended_by_signals() as ended:
+        proxy.serve(_lines(most_bytes, ended))
     calls.close()
     return 0
 
@@ -140,7 +147,39 @@ class _Output:
                 return
 
 
-def _lines(most_bytes: int) -> Iterator[bytes | UsageError]:
-    """The client's lines, until its end of input."""
-    chunks = iter(lambda: os.read(_STDIN, _READ_BYTES), b"")
-    yield from (line for _, line in split_lines(chunks, most_bytes))
+def _lines(most_bytes: int, ended: int) -> Iterator[bytes | UsageError]:
+    """The client's lines, until its end of input, or until `ended` can be read."""
+    yield from (line for _, line in split_lines(_chunks(ended), most_bytes))
+
+
+def _chunks(ended: int) -> Iterator[bytes]:
+    while True:
+        ready, _, _ = select.select([_STDIN, ended], [], [])
+        if ended in ready or not (chunk := os.read(_STDIN, _READ_BYTES)):
+            return
+        yield chunk
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[int]:
+    """A descriptor that can be read as soon as a signal asks for the end.
+
+    A client ends its servers so, and the terminal of an agent all that runs in it: what was read is still put
+    where it belongs. Later signals change nothing, since that takes some seconds at most.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _only_wake) for number in heeded}
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+def _only_wake(_number: int, _frame: FrameType | None) -> None:
+    """The signal's number stands in the pipe by now."""

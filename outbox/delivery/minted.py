@@ -7,6 +7,7 @@ lies in STATE/relay.sqlite, without a secret; the tokens themselves in STATE/tok
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -24,6 +25,7 @@ from outbox.store.token_cache import TokenCache
 from relay_client import Minter, TokenUnavailable, fingerprint
 
 _LONGEST_MINT_S = 60.0
+_LOOK_UP_S = 0.25  # so soon somebody who waits for another process sees that we stop
 _AFTER_PROBE_MS = 1_000
 
 Log = Callable[[str, dict[str, Any]], None]
@@ -67,6 +69,7 @@ class MintedTokens:
         self._log = log
         self._tell = tell
         self._mutex = threading.Lock()
+        self._aborted = False
         self._probing = threading.Lock()  # held by the one who asks while nobody gets a token
         self._credentials: dict[str, _Credential] = {}
         fact = facts.read().get(FOR_ALL) or {}
@@ -190,7 +193,8 @@ class MintedTokens:
         return self._minter.describe()
 
     def abort(self) -> None:
-        """End what is under way, for good."""
+        """End what is under way, for good; that it ended says nothing of whoever gives out tokens."""
+        self._aborted = True
         self._minter.abort()
 
     def close(self) -> None:
@@ -253,6 +257,8 @@ class MintedTokens:
                 if not self._found(credential, refused):
                     self._mint(credential, deadline)
         except TokenUnavailable as unavailable:
+            if self._aborted:
+                raise NoTokenNow("token_recovery", str(unavailable)) from unavailable
             if unavailable.of_agent:
                 self._trouble = None  # it answers
             self._failed(credential, unavailable, inputs)
@@ -269,12 +275,16 @@ class MintedTokens:
         if not self._minter.is_kept:
             yield
             return
-        left_s = _LONGEST_MINT_S if deadline is None else deadline - time.monotonic()
+        end = min(time.monotonic() + _LONGEST_MINT_S, math.inf if deadline is None else deadline)
         try:
-            with self._cache.alone(credential.agent, max(0.0, min(left_s, _LONGEST_MINT_S))) as is_ours:
-                if not is_ours:
+            while True:
+                left_s = max(0.0, end - time.monotonic())
+                with self._cache.alone(credential.agent, min(left_s, _LOOK_UP_S)) as is_ours:
+                    if is_ours:
+                        yield
+                        return
+                if left_s <= _LOOK_UP_S or self._aborted:
                     raise TokenUnavailable("another process is getting one, and has not ended in time")
-                yield
         except StoreError as error:
             raise TokenUnavailable(str(error)) from error
 
