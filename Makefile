@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ROUNDS ?= 200
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 
 # Tests and bench start hundreds of processes, which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test long lint bench clean
+.PHONY: run test long chaos lint bench clean
 
 run: $(VENV)/.run
 	$(BIN)/outbox demo
@@ -18,6 +19,10 @@ test: lint
 # What takes minutes of real time; its file's name keeps it out of every other run.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 tests/long/whole_scenarios.py
+
+# Power cuts, kills and damage, each many times over; a failure prints the seed that plays it again.
+chaos: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 tests/chaos --rounds $(ROUNDS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
