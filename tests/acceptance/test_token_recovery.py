@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from urllib.parse import parse_qs
 
@@ -356,6 +358,36 @@ def test_an_agent_that_is_gone_for_good_leaves_no_token(tmp_path):
         world.run(MINUTE_MS)
         assert world.numbers("builder") == [0, 1]
         assert len(world.issuer.asked) == 3
+
+
+@pytest.mark.parametrize("where", ["at the endpoint", "behind another process"])
+def test_a_request_for_a_token_that_we_end_ourselves_is_no_trouble(tmp_path, where):
+    """When a daemon stops, nobody is told of a recovery that failed, and nobody is waited for."""
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        world = stack.enter_context(TokenWorld(tmp_path))
+        tokens = world.engine.delivery.tokens
+        url = f"http://127.0.0.1:{connection.getsockname()[1]}/"
+        tokens._minter._endpoint = endpoint = TokenEndpoint(url, timeout_ms=600_000)
+        if where != "at the endpoint":
+            stack.enter_context(TokenCache(world.state).alone("", 10))
+        refused = []
+
+        def ask():
+            with pytest.raises(NoTokenNow) as none:
+                tokens.token("builder")
+            refused.append(none.value)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        if where == "at the endpoint":
+            stack.enter_context(connection.accept()[0])
+        tokens.abort()
+        asking.join(30)
+        assert [none.reason for none in refused] == ["token_recovery"]
+        assert world.said("token_recovery_failed") == []
+        assert world.facts["auth"]["state"] == ""
+        endpoint.close()
 
 
 def test_a_token_is_shared_by_processes(tmp_path):
