@@ -5,10 +5,9 @@ Loads the standard library and apsw only; what sends is loaded when `flush` is c
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 import time
+from _thread import RLock  # see store/connection.py
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from weakref import WeakSet
@@ -67,7 +66,7 @@ class Outbox:
         self._state = state
         self._box = box
         self._waker = Waker(f"{state.folder}/wake.sock")
-        self._mutex = threading.RLock()
+        self._mutex = RLock()
         self._closed = False
         _outboxes.add(self)
 
@@ -228,8 +227,10 @@ class Outbox:
         """The file was replaced or removed, and that may happen again before we come to it."""
         for _ in range(_MOST_REPLACEMENTS):
             box = self._current()
-            with contextlib.suppress(StoreClosed):
+            try:
                 return enqueue_together(box, self._accepted(drafts, box, now_ms), now_ms=now_ms)
+            except StoreClosed:
+                continue
         raise StoreBusy(
             f"The file of {self.agent!r} is replaced again and again. Nothing was stored; try again."
         )
@@ -266,7 +267,7 @@ _outboxes: WeakSet[Outbox] = WeakSet()
 def _free_mutexes_after_fork() -> None:
     """A thread of the parent may have held one: in the child nobody would ever let it go."""
     for outbox in list(_outboxes):
-        outbox._mutex = threading.RLock()  # noqa: SLF001 - the other half of Outbox
+        outbox._mutex = RLock()  # noqa: SLF001 - the other half of Outbox
         outbox._waker.free_mutex()  # noqa: SLF001 - as above
 
 

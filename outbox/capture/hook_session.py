@@ -5,7 +5,6 @@ It feeds the insight of a session's end and nothing else: losing a line costs a 
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from outbox.blake2 import blake2b
@@ -40,13 +39,13 @@ class SessionNotes:
     def add(self, role: str, occurred_at_ms: int, redacted: int) -> None:
         """Note one message that was recorded; what cannot be noted is not."""
         line = f"{occurred_at_ms} {role} {redacted}\n".encode()
-        with contextlib.suppress(OSError):
-            try:
-                self._append(line)
-            except FileNotFoundError:
+        try:
+            if not os.path.lexists(self._folder):
                 _make_folder(self._folder.rpartition("/")[0])
                 _make_folder(self._folder)
-                self._append(line)
+            self._append(line)
+        except OSError:
+            return
 
     def tally(self, role: str, now_ms: int, redacted: int) -> Tally:
         """The notes added up, with one more message at `now_ms` that is not noted yet."""
@@ -59,10 +58,12 @@ class SessionNotes:
 
     def forget_old(self, now_ms: int) -> None:
         """Remove the notes of sessions in which nothing was recorded for 30 days."""
-        with contextlib.suppress(OSError):
+        try:
             for entry in os.scandir(self._folder):
                 if entry.stat().st_mtime * 1000 < now_ms - _KEPT_MS:
                     os.unlink(entry.path)  # noqa: PTH108 - the entry has the path as a text
+        except OSError:
+            return
 
     def _append(self, line: bytes) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -86,8 +87,10 @@ class SessionNotes:
 
 
 def _make_folder(path: str) -> None:
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkdir(path, mode=0o700)
+    except FileExistsError:
+        return
 
 
 def insight_payload(agent: str, runner: str, session: str | None, reason: str | None, tally: Tally) -> str:

@@ -5,11 +5,10 @@ What stands in the file is not known here.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 import time
-from collections.abc import Generator
+from _thread import RLock  # what threading.RLock is; all of threading takes a hook a millisecond to load
+from collections.abc import Callable, Generator
 from types import TracebackType
 from weakref import WeakSet
 
@@ -43,7 +42,7 @@ class Connection:
         self.file = os.fspath(path)
         self.name = self.file.rpartition("/")[2]
         self.locks = locks
-        self.mutex = threading.RLock()
+        self.mutex = RLock()
         self.in_transaction = False
         self._inode = inode_of(self.file)
         self.db = apsw.Connection(self.file, flags=apsw.SQLITE_OPEN_READWRITE)
@@ -143,8 +142,7 @@ class Connection:
             if self._closed:
                 return
             self.db.set_busy_handler(None)
-            with contextlib.suppress(apsw.Error):
-                self.db.wal_checkpoint(mode=mode)
+            _if_possible(lambda: self.db.wal_checkpoint(mode=mode))
             self.db.set_busy_handler(self._wait_turn)
 
     # For transactions --------------------------------------------------------------------------------------
@@ -184,8 +182,7 @@ class Connection:
         """End a transaction; one that is still open here is rolled back."""
         try:
             if not self._closed and self.db.in_transaction:
-                with contextlib.suppress(apsw.Error):
-                    self.db.execute("ROLLBACK")
+                _if_possible(lambda: self.db.execute("ROLLBACK"))
         finally:
             if self._holds_file:
                 self._holds_file = False
@@ -245,9 +242,8 @@ class Connection:
     def leave_to_parent(self) -> None:
         """Close the child's copy; the parent's connection and its locks are not affected."""
         self._closed = True
-        with contextlib.suppress(apsw.Error):
-            self.db.close()
-        self.mutex = threading.RLock()
+        _if_possible(self.db.close)
+        self.mutex = RLock()
 
 
 class Transaction:
@@ -304,6 +300,14 @@ class Transaction:
             raise store_error(error, connection.file) from error
 
 
+def _if_possible(act: Callable[[], object]) -> None:
+    """Do what nothing depends on, whatever SQLite says to it."""
+    try:
+        act()
+    except apsw.Error:
+        return
+
+
 def inode_of(name: str) -> Inode | None:
     """Which file a path names now; None when there is none."""
     try:
@@ -318,7 +322,7 @@ def inode_of(name: str) -> Inode | None:
 # fork waits until no thread is inside SQLite; the child closes its copies, which empties the table.
 
 _connections: WeakSet[Connection] = WeakSet()
-_forking = threading.RLock()
+_forking = RLock()
 _held: list[Connection] = []
 
 
@@ -341,7 +345,7 @@ def _after_fork_in_child() -> None:
         connection.leave_to_parent()
     _held.clear()
     _connections.clear()
-    _forking = threading.RLock()
+    _forking = RLock()
 
 
 os.register_at_fork(

@@ -5,7 +5,7 @@ Nobody waits for company: a lone caller commits at once. Knows no SQL.
 
 from __future__ import annotations
 
-import threading
+from _thread import RLock  # see connection.py
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -39,7 +39,7 @@ class GroupCommit:
 
     def __init__(self) -> None:
         self._waiting: deque[_Ticket] = deque()
-        self._turn = threading.RLock()
+        self._turn = RLock()
         self._leads = False
 
     def submit(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import threading
 import time
+from _thread import RLock  # see connection.py
 from collections.abc import Callable
 from functools import lru_cache
 from weakref import WeakValueDictionary
@@ -55,7 +55,7 @@ class OwnersLock:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open (or make, mode 0600) the lock file; raises StoreError."""
         self._fd = -1
-        self._mutex = threading.RLock()
+        self._mutex = RLock()
         self._exclusive: set[int] = set()
         self._shared: dict[int, int] = {}
         try:
@@ -154,7 +154,7 @@ def _in_time(take: Callable[[], bool], timeout_s: float) -> bool:
 # A lock file is open as long as somebody uses it, or holds a byte of it exclusively.
 _open: WeakValueDictionary[str, OwnersLock] = WeakValueDictionary()
 _holders: set[OwnersLock] = set()
-_open_mutex = threading.RLock()
+_open_mutex = RLock()
 
 
 def owners_lock(state: str | os.PathLike[str]) -> OwnersLock:
@@ -171,7 +171,7 @@ def owners_lock(state: str | os.PathLike[str]) -> OwnersLock:
 def _forget_after_fork() -> None:
     """A child must neither keep its parent's locks alive nor release them: it drops the descriptors only."""
     global _open_mutex  # noqa: PLW0603 - a mutex copied while held would never be free again
-    _open_mutex = threading.RLock()
+    _open_mutex = RLock()
     for lock in {*_open.values(), *_holders}:
         lock.close()
     _open.clear()

@@ -5,15 +5,14 @@ Only a hint: it is never waited for, may be lost, and a poll by stat is the back
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import threading
-from collections.abc import Iterator
+from _thread import allocate_lock  # see connection.py
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
     from pathlib import Path
 
 _LONGEST_NAME_BYTES = 100  # sockaddr_un has room for 108
@@ -26,7 +25,7 @@ class Waker:
         """Nothing is opened before the first hint."""
         self._path = os.fspath(socket_path)
         self._address = os.fsencode(socket_path)
-        self._mutex = threading.Lock()
+        self._mutex = allocate_lock()
         self._socket: socket.socket | None = None
         self._closed = False
 
@@ -36,11 +35,7 @@ class Waker:
             return False  # nobody listens, and a hook is spared the import
         try:
             sender = self._socket or self._opened()
-            if len(self._address) <= _LONGEST_NAME_BYTES:
-                sender.sendto(file_name.encode(), self._address)
-            else:
-                with _short_name(self._path) as address:
-                    sender.sendto(file_name.encode(), address)
+            _by_short_name(self._path, lambda address: sender.sendto(file_name.encode(), address))
         except OSError:
             return False
         return True
@@ -58,7 +53,7 @@ class Waker:
 
     def free_mutex(self) -> None:
         """For a forked child: a thread of the parent may have held it, and nobody would ever let it go."""
-        self._mutex = threading.Lock()
+        self._mutex = allocate_lock()
 
     def close(self) -> None:
         """Give the socket back; nobody is told any more."""
@@ -85,8 +80,7 @@ def bind_wake_socket(socket_path: Path) -> socket.socket:
     socket_path.unlink(missing_ok=True)
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        with _short_name(os.fspath(socket_path)) as address:
-            receiver.bind(address)
+        _by_short_name(os.fspath(socket_path), receiver.bind)
         socket_path.chmod(0o600)
     except BaseException:
         receiver.close()
@@ -94,15 +88,14 @@ def bind_wake_socket(socket_path: Path) -> socket.socket:
     return receiver
 
 
-@contextlib.contextmanager
-def _short_name(path: str) -> Iterator[str]:
-    """A name of the socket that fits into sockaddr_un, however deep STATE lies (Linux)."""
+def _by_short_name(path: str, use: Callable[[str], object]) -> None:
+    """Use the socket by a name that fits into sockaddr_un, however deep STATE lies (Linux)."""
     if len(os.fsencode(path)) <= _LONGEST_NAME_BYTES:
-        yield path
+        use(path)
         return
     parent, _, name = path.rpartition("/")
     folder = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{folder}/{name}"
+        use(f"/proc/self/fd/{folder}/{name}")
     finally:
         os.close(folder)
