@@ -67,13 +67,23 @@ def _record(words: Words, started_s: float, started_ms: int) -> None:
     if call is None:
         return
     left_ms = int(1_000 * (_ALL_S - (time.monotonic() - started_s)))
-    desk = Desk(
-        StateDirectory(_place(options)).create(allow_network_fs=_network_fs_allowed()),
-        check_agent(options.get("--agent") or os.environ.get("OUTBOX_AGENT") or runner.name),
-        max(_LEAST_LOCK_MS, min(_LOCK_MS, left_ms)),
-        _body_limit(),
-    )
-    record(desk, call, Redaction(options.get("--redact", "")), started_ms)
+
+    def put(folder: str) -> str:
+        desk = Desk(
+            StateDirectory(folder).create(allow_network_fs=_network_fs_allowed()),
+            check_agent(options.get("--agent") or os.environ.get("OUTBOX_AGENT") or runner.name),
+            max(_LEAST_LOCK_MS, min(_LOCK_MS, left_ms)),
+            _body_limit(),
+        )
+        record(desk, call, Redaction(options.get("--redact", "")), started_ms)
+        return desk.agent
+
+    if os.environ.get("OUTBOX_SOCKET", "").strip() and not options.get("--config"):
+        from outbox.api.hook_way import put_and_hand_over  # noqa: PLC0415 - another user's way
+
+        put_and_hand_over(os.environ, options.get("--state-dir"), put, started_s + _ALL_S)
+    else:
+        put(_place(options))
 
 
 def read_words(argv: Sequence[str]) -> Words:

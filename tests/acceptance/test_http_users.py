@@ -215,3 +215,39 @@ def test_beside_a_state_directory_that_can_be_used_the_socket_is_not_needed(plac
     assert done.returncode == 0, done.stderr
     assert done.stderr == b""
     assert (mine / "agents").is_dir()
+
+
+def hook(place, n, **variables):
+    """One call of a hook by the other user."""
+    call = {"session_id": "s-1", "hook_event_name": "UserPromptSubmit", "prompt": f"number {n}", "cwd": "/"}
+    done = run(
+        place, "hook", "claude-code", "--agent", "builder", stdin=json.dumps(call).encode(), **variables
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+    return done.stderr.decode()
+
+
+def test_a_hook_of_another_user(place):
+    """Onto its own disk while the daemon is away; with it there, everything is handed over in order."""
+    daemon = serving(place)
+    try:
+        assert hook(place, 0) == ""
+        assert status_of(own(place), "builder").waiting == 1
+        daemon.start()
+        assert hook(place, 1) == ""
+        assert status_of(own(place), "builder").waiting == 0
+        shown = [json.loads(run(place, "show", "builder", str(seq), "--json").stdout) for seq in (1, 2)]
+        assert ["number 0" in json.dumps(shown[0]), "number 1" in json.dumps(shown[1])] == [True, True]
+    finally:
+        daemon.end()
+
+
+def test_a_hook_of_a_user_without_a_home(place):
+    """With no place of its own the daemon's answer is what counts; without the daemon the loss is told."""
+    nowhere = {"HOME": "/nonexistent"}
+    with serving(place):
+        assert hook(place, 1, **nowhere) == ""
+        assert status_of(place / "state", "builder").waiting == 1
+        if not IS_ROOT:  # whoever may write everywhere has a place everywhere
+            return
+    assert "not recorded" in hook(place, 2, **nowhere)
