@@ -42,13 +42,15 @@ def main() -> None:
     if unknown := [name for name in names if name not in _NAMES]:
         parser.error(f"no figure is called {unknown[0]!r}; there are {', '.join(_NAMES)}")
     size = Size(asked.rounds or (_QUICK_ROUNDS if asked.quick else _ROUNDS), asked.quick)
+    out: Path | None = asked.out or (None if asked.names or asked.quick else _HERE)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=asked.scratch) as scratch:
         before = [*machine.told(Path(scratch)), f"load before {machine.load()}"]
         print("\n".join(before), flush=True)
         figures = list(_figures(names, size, Path(scratch)))
     after = [*before, f"load after {machine.load()}", f"{size.rounds} rounds"]
     print(report.summary(figures))
-    out = asked.out or (None if asked.names or asked.quick else _HERE)
     if out is not None:
         plots = [figure.plot for figure in figures if figure.plot is not None]
         for plot in plots:

@@ -49,7 +49,7 @@ def measure(size: Size, scratch: Path) -> Iterator[Figure]:
             Row("processor, once all is delivered", idle, "%"),
         ],
         [
-            Target(f"agents: memory, {agents:,} of them", memory, "MB", _MOST_MB, at_least=False),
+            Target("agents: memory", memory, "MB", _MOST_MB, at_least=False),
             Target("agents: descriptors", descriptors, "", _DESCRIPTORS, at_least=False),
             Target("agents: longest wait, of the mean", longest, "times", _MOST_OF_MEAN, at_least=False),
         ],

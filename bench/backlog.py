@@ -60,7 +60,7 @@ def _costs(
 def _figure(sizes: tuple[int, ...], costs: Costs) -> Figure:
     least, most = costs[LIBRARY, sizes[0]], costs[LIBRARY, sizes[-1]]
     flat = Target(
-        f"enqueue: {sizes[-1]:,} waiting, of none waiting",
+        "enqueue: the longest backlog, of none",
         ratio(most, least),
         "times",
         _MOST_OF_NONE,

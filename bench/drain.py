@@ -119,6 +119,6 @@ def _far(size: Size, scratch: Path) -> Figure:
         f"{events:,} events of one agent; each request is answered after {_FAR_MS} ms. One event a request "
         "is what the seed does.",
         [Row(name, rates, "/s") for name, rates in found.items()],
-        [Target(f"drain: {_FAR_MS} ms latency", found[_OURS], "/s", _LEAST_FAR_PER_S, at_least=True)],
+        [Target(f"drain: relay {_FAR_MS} ms away", found[_OURS], "/s", _LEAST_FAR_PER_S, at_least=True)],
         base=peers.SEED,
     )

@@ -12,7 +12,7 @@ from bench import peers
 from bench.figure import Figure, Row, Size, Target, ratio
 from bench.peers import BARE, LIBRARY, SEED
 from bench.rounds import alternated
-from bench.stage import AGENT, KIND, PAYLOAD, file_of, fill, open_outbox
+from bench.stage import AGENT, KIND, PAYLOAD, open_outbox
 from outbox.event import Limits, accept, draft_event, uuid7
 
 _ACTS = 10
@@ -87,8 +87,6 @@ def _parts(size: Size, scratch: Path) -> Figure:
 
 def _acts_of_parts(stack: ExitStack, folder: Path) -> dict[str, Callable[[], object]]:
     folder.mkdir()
-    for name in ("bare", "off"):
-        fill(folder / name, 1)
     limits = Limits()
 
     def values() -> None:
@@ -98,7 +96,7 @@ def _acts_of_parts(stack: ExitStack, folder: Path) -> dict[str, Callable[[], obj
 
     bound = stack.enter_context(open_outbox(folder / "library"))
     plain = stack.enter_context(peers.bare_apsw(folder / "bare"))
-    connection, row, insert = peers.bare_insert(file_of(folder / "off"))
+    connection, row, insert = peers.bare_insert(peers.bare_file(folder / "off"))
     stack.enter_context(peers.closing(connection))
     connection.pragma("synchronous", "OFF")
     run = connection.cursor().execute

@@ -14,7 +14,7 @@ import httpx
 from bench import peers
 from bench.figure import Figure, Row, Size, Target, share
 from bench.rounds import interleaved
-from bench.stage import KIND, PAYLOAD, Daemon, Relay, file_of, fill, open_outbox
+from bench.stage import KIND, PAYLOAD, Daemon, Relay, open_outbox
 
 _PER_S = 100
 _MOST_P50_MS, _MOST_P99_MS = 4.0, 15.0
@@ -66,8 +66,8 @@ def _ours(scratch: Path, events: int) -> list[float]:
 
 
 def _bare(scratch: Path, events: int) -> list[float]:
-    state = fill(Path(tempfile.mkdtemp(dir=scratch)) / "state", 1)
-    connection, row, insert = peers.bare_insert(file_of(state))
+    state = Path(tempfile.mkdtemp(dir=scratch)) / "state"
+    connection, row, insert = peers.bare_insert(peers.bare_file(state))
     headers = {"Content-Type": "application/json"}
     with Relay(notes=True) as relay, httpx.Client(trust_env=False) as client, peers.closing(connection):
 

@@ -34,7 +34,7 @@ def measure(size: Size, scratch: Path) -> Iterator[Figure]:
         [Row(name, values, "MB") for name, values in found.items()],
         [
             Target(
-                f"memory: {long:,} waiting, of {_SHORT:,}",
+                "memory: a long backlog, of a short one",
                 ratio(much, short),
                 "times",
                 _MOST_OF_SHORT,

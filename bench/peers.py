@@ -39,8 +39,7 @@ def library(state: Path) -> Iterator[Act]:
 @contextmanager
 def bare_apsw(state: Path) -> Iterator[Act]:
     """The same rows into the same schema with the same settings, a durable commit each, and nothing else."""
-    fill(state, 1)
-    connection, row, insert = bare_insert(file_of(state))
+    connection, row, insert = bare_insert(bare_file(state))
     run = connection.cursor().execute
 
     def act() -> None:
@@ -52,6 +51,13 @@ def bare_apsw(state: Path) -> Iterator[Act]:
 
     with closing(connection):
         yield act
+
+
+def bare_file(state: Path) -> Path:
+    """The outbox file there, made by the library when it is not: with one row, to be copied."""
+    if not file_of(state).exists():
+        fill(state, 1)
+    return file_of(state)
 
 
 def bare_insert(file: Path) -> tuple[apsw.Connection, list[Any], str]:

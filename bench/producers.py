@@ -17,7 +17,7 @@ from bench import peers
 from bench.figure import Figure, Row, Size, Target, ratio
 from bench.local_clients import request
 from bench.rounds import interleaved
-from bench.stage import AGENT, KIND, PAYLOAD, Child, Daemon, Relay, file_of, fill, open_outbox
+from bench.stage import AGENT, KIND, PAYLOAD, Child, Daemon, Relay, fill, open_outbox
 from outbox.api.client import LocalClient
 
 _PRODUCERS, _PROCESSES = 32, 2
@@ -43,7 +43,7 @@ def measure(size: Size, scratch: Path) -> Iterator[Figure]:
 
 def _at_once(size: Size, folder: Path, daemon: Daemon) -> Figure:
     each = size.pick(100, 5)
-    bare = file_of(fill(folder / "bare", 1))
+    bare = peers.bare_file(folder / "bare")
     through = [f"--socket={daemon.socket}"]
     found = interleaved(
         {
@@ -153,10 +153,7 @@ def _lines(place: Path, events: int) -> float:
 
 
 def _bare_bulk(state: Path, events: int) -> float:
-    file = file_of(state)
-    if not file.exists():
-        fill(state, 1)
-    connection, row, insert = peers.bare_insert(file)
+    connection, row, insert = peers.bare_insert(peers.bare_file(state))
     with peers.closing(connection):
         first = row[0] + 1
         begun = time.perf_counter()

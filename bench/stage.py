@@ -40,6 +40,7 @@ def environment(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """An environment with nothing of ours in it but these settings ("relay.url")."""
     ours = {name for key in KEYS.values() for name in (key.variable, *key.aliases)}
     others = {"OUTBOX_CONFIG", "STATE_DIRECTORY", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "JOURNAL_STREAM"}
+    others.add("PYTHONDONTWRITEBYTECODE")  # every process would compile what it loads
     kept = {name: text for name, text in os.environ.items() if name not in ours | others}
     named = {KEYS[name].variable: text for name, text in settings.items()}
     return {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), **named}
