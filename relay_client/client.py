@@ -185,6 +185,20 @@ class RelayClient:
         body = mcp.initialized_body()
         return self._ask_mcp(body, fields, None, token=token, timeout_ms=timeout_ms, deadline=deadline)
 
+    def end_session(
+        self,
+        session: mcp.Session,
+        *,
+        token: str | None,
+        timeout_ms: int | None = None,
+        deadline: float | None = None,
+    ) -> Answer:
+        """Say `DELETE`: nobody calls in this session any more. A server may refuse it with 405."""
+        fields = [*mcp.session_fields(session), *self._credentials(token)]
+        request = self._request("DELETE", self._paths["mcp"], fields)
+        request.extensions["fresh"] = True
+        return self._ask(request, _given(timeout_ms, self._request_timeout_ms), deadline, token=token)
+
     def health(self, *, timeout_ms: int | None = None, deadline: float | None = None) -> Answer:
         """Ask whether the relay works; without a token."""
         request = self._request("GET", self._paths["health"], [("Accept", "application/json")])

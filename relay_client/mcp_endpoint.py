@@ -5,9 +5,10 @@ Thread-safe, and for one process. What answers show stands in mcp_era.py; a requ
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from relay_client import mcp
@@ -28,6 +29,9 @@ from relay_client.reading import Answer, Failure, Origin
 
 _MOST_TOKENS = 1_024  # agents may have tokens of their own, and tokens are renewed
 _MOST_PAGES = 100
+_MOST_TOOLS = 10_000
+_LONGEST_LIST_S = 60.0  # for the pages after the first: a turn has to end
+_FAREWELL_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +126,22 @@ class McpEndpoint:
 
         return self._call(send, tool, token, deadline)
 
+    def close(self, *, deadline: float | None = None) -> None:
+        """End the sessions, so that the server keeps nothing of them: as many as a second allows.
+
+        Streamable HTTP, "Session Management". Whatever comes of it; the next call would open a new one.
+        """
+        end = min(time.monotonic() + _FAREWELL_S, math.inf if deadline is None else deadline)
+        with self._mutex:
+            opened = [(token, each.session) for token, each in self._sessions.items()]
+            self._sessions.clear()
+        for token, session in opened:
+            if session.id is None:
+                continue
+            answer = self._client.end_session(session, token=token, deadline=end)
+            if answer.status is None:
+                return  # there is nobody, or no time
+
     def _call(
         self, send: Callable[[_Way], Answer], tool: str, token: str | None, deadline: float | None
     ) -> Answer:
@@ -209,26 +229,37 @@ class McpEndpoint:
         return listed
 
     def _list(self, token: str | None, deadline: float | None) -> Answer | None:
-        """Ask for all pages of the tools; what comes in place of the first one, if that is no result."""
+        """Ask for all pages of the tools; what comes in place of the first one, if that is no result.
+
+        A tool that is missing after that is called as it is; the server says so where that is wrong.
+        """
         found: dict[str, Mirror] = {}
+        seen: set[str | None] = set()
         cursor: str | None = None
-        for _ in range(_MOST_PAGES):
-            answer = self._client.discover_tools(token=token, cursor=cursor, deadline=deadline)
+        end = min(time.monotonic() + _LONGEST_LIST_S, math.inf if deadline is None else deadline)
+        while cursor not in seen and len(seen) < _MOST_PAGES and len(found) < _MOST_TOOLS:
+            answer = self._client.discover_tools(
+                token=token, cursor=cursor, deadline=end if seen else deadline
+            )
             page = read_tool_page(answer)
             if page is None:
-                if cursor is None:
+                if not seen:
                     return answer
-                break  # a tool that is missing is called as it is; the server says so where that is wrong
-            found |= page.mirrors
-            cursor = page.next_cursor
-            if cursor is None:
                 break
+            found |= page.mirrors
+            seen.add(cursor)
+            if page.next_cursor is None:
+                break
+            cursor = page.next_cursor
         self._remember_tools(found, token)
         return None
 
-    def _remember_tools(self, mirrors: dict[str, Mirror], token: str | None) -> None:
+    def _remember_tools(self, mirrors: Mapping[str, Mirror], token: str | None) -> None:
         with self._mutex:
             self._era = Era.STATELESS
+            if len(self._mirrors) >= _MOST_TOOLS:
+                self._mirrors.clear()  # what is asked for again is listed again
+                self._listed.clear()
             self._mirrors |= mirrors
             if len(self._listed) >= _MOST_TOKENS:
                 self._listed.clear()

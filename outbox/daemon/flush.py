@@ -117,7 +117,12 @@ def flush_state(
 
 
 def dismiss(engine: Engine, wait_s: float) -> None:
-    """End an engine for good: what is under way is cut off and waits again as it was."""
+    """End an engine for good: what is under way is cut off and waits again as it was.
+
+    The relay is told of the end of MCP sessions, for a second at most and not beyond the deadline of a flush.
+    """
+    engine.stop(0.0)
+    engine.delivery.mcp.close(deadline=engine.delivery.deadline)
     engine.delivery.client.abort()
     engine.delivery.tokens.abort()
     engine.stop(wait_s)

@@ -66,6 +66,14 @@ class ToolServer:
         answer = httpx.delete(f"{self.url}/api/mcp", headers={"mcp-session-id": session}, trust_env=False)
         assert answer.status_code == 200
 
+    def knows_no_session(self):
+        """Whether the session that was used last is gone."""
+        session = self.asked("tools/call")[-1]["mcp-session-id"]
+        headers = {"mcp-session-id": session, "accept": "application/json, text/event-stream"}
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        answer = httpx.post(f"{self.url}/api/mcp", headers=headers, json=ping, trust_env=False)
+        return answer.status_code == 404
+
     def effects(self):
         """What the tools did, in order."""
         return [json.loads(line) for line in (self.folder / "ran.jsonl").read_text("utf-8").splitlines()]
@@ -114,7 +122,10 @@ def texts(server):
 
 @pytest.mark.parametrize("options", [(), ("json",), ("sessions",), ("sessions", "json")])
 def test_tools_are_called_in_each_era(options, state, tmp_path):
-    """Once each and in order, with the key; results are shown, a no is told; the era is found out once."""
+    """Once each and in order, with the key; results are shown, a no is told; the era is found out once.
+
+    A session ends with the daemon.
+    """
     with served(tmp_path, *options) as (server, daemon):
         first, _ = call(state, "one", "two")
         refused, _ = call(state, "three", tool="refuse") + call(state, "four")
@@ -127,6 +138,8 @@ def test_tools_are_called_in_each_era(options, state, tmp_path):
         assert all(("mcp-session-id" in fields) is in_sessions for fields in server.asked("tools/call"))
         assert len(server.asked("tools/list")) == 1
         assert len(daemon.said("tool_error")) == 1
+        assert daemon.stop() == 0
+        assert not in_sessions or server.knows_no_session()
     shown = outbox_command(state, "show", AGENT, first.idempotency_key).stdout.decode()
     assert "appended one" in shown
     told = outbox_command(state, "show", AGENT, str(refused.seq)).stdout.decode()

@@ -7,7 +7,16 @@ import time
 import httpx
 import pytest
 
-from relay_client import Failure, McpEndpoint, Origin, RelayClient, Sort, read_preparation, read_tool_call
+from relay_client import (
+    Failure,
+    McpEndpoint,
+    Origin,
+    RelayClient,
+    Sort,
+    mcp_endpoint,
+    read_preparation,
+    read_tool_call,
+)
 
 ORIGIN = Origin("builder", "5f0c9a52-6c1e-7b1a-8a53-0d2f4b6c8e10", seq=7, attempt=1)
 PARAMS = b'{"name":"move","arguments":{"n":0,"where":"here"}}'
@@ -368,6 +377,89 @@ def test_tools_on_a_further_page_are_known_too():
     server.overrides["tools/list"] = paged
     assert call(endpoint_of(server))[0].sort is Sort.ACCEPTED
     assert server.calls()[0][1]["mcp-param-where"] == "here"
+
+
+@pytest.mark.parametrize(("cursors", "asked"), [(["again"] * 9, 2), ([str(n) for n in range(1_000)], 100)])
+def test_pages_without_an_end(cursors, asked):
+    """A cursor that comes again ends the list, and so do new ones for ever; the call goes out."""
+    server, following = Server(), iter(cursors)
+    server.overrides["tools/list"] = lambda message: rpc(
+        message, result={"tools": [{"name": "move"}], "nextCursor": next(following)}
+    )
+    assert call(endpoint_of(server))[0].sort is Sort.ACCEPTED
+    assert server.methods() == ["tools/list"] * asked + ["tools/call"]
+
+
+def test_a_list_without_an_end_takes_no_endless_room():
+    """Whatever names a server makes up, and however often it is asked, so many are remembered."""
+    server, numbers = Server(), iter(range(10**9))
+
+    def more(message):
+        tools = [{"name": f"tool-{next(numbers)}"} for _ in range(3_000)]
+        return rpc(message, result={"tools": tools, "nextCursor": str(next(numbers))})
+
+    server.overrides["tools/list"] = more
+    endpoint = endpoint_of(server)
+    for token in ("tok-aaaaaaaaaa", "tok-bbbbbbbbbb", "tok-cccccccccc"):
+        assert call(endpoint, token=token)[0].sort is Sort.ACCEPTED
+    assert server.methods().count("tools/list") == 12
+    assert len(endpoint._mirrors) <= 12_000
+
+
+def test_further_pages_have_an_end_in_time(monkeypatch):
+    """Each of them late, and another one after it: the turn that asks has to end some time."""
+    monkeypatch.setattr(mcp_endpoint, "_LONGEST_LIST_S", 0.2)
+    server, numbers = Server(), iter(range(10**9))
+
+    def slow(message):
+        time.sleep(0.05)
+        return rpc(message, result={"tools": [], "nextCursor": str(next(numbers))})
+
+    server.overrides["tools/list"] = slow
+    assert call(endpoint_of(server))[0].sort is Sort.ACCEPTED
+    assert server.methods().count("tools/list") < 20
+
+
+@pytest.mark.parametrize("status", [200, 405, 500])
+def test_sessions_are_ended(status):
+    """One `DELETE` each, with its own token, whatever the server says; the next call opens a new one."""
+    server = Server("sessions")
+    ended = []
+
+    def answer(request):
+        if request.method == "DELETE":
+            ended.append((request.headers["authorization"], request.headers["mcp-session-id"]))
+            return httpx.Response(status)
+        return server(request)
+
+    client = RelayClient("http://relay.example", transport=httpx.MockTransport(answer))
+    endpoint = McpEndpoint(client)
+    endpoint.close()
+    for token in ("tok-aaaaaaaaaa", "tok-bbbbbbbbbb"):
+        call(endpoint, token=token)
+    endpoint.close()
+    endpoint.close()
+    assert ended == [("Bearer tok-aaaaaaaaaa", "s-0"), ("Bearer tok-bbbbbbbbbb", "s-1")]
+    assert call(endpoint)[0].sort is Sort.ACCEPTED
+    assert server.methods().count("initialize") == 3
+
+
+def test_nobody_waits_for_the_end_of_a_session():
+    """A server that is gone is asked once; after the deadline none is asked at all."""
+    server, asked = Server("sessions"), []
+
+    def answer(request):
+        if request.method == "DELETE":
+            asked.append(request)
+            raise httpx.ConnectError("refused")
+        return server(request)
+
+    endpoint = McpEndpoint(RelayClient("http://relay.example", transport=httpx.MockTransport(answer)))
+    for _ in range(2):
+        for token in ("tok-aaaaaaaaaa", "tok-bbbbbbbbbb"):
+            call(endpoint, token=token)
+        endpoint.close(deadline=time.monotonic() if asked else None)
+    assert len(asked) == 1
 
 
 def test_threads_find_out_once_and_share_a_session():
