@@ -127,7 +127,7 @@ def test_the_cause_is_named_where_one_path_is_in_the_way(state):
     missing = {"steps": [{"status": 404, "when": {"method": "POST"}, "repeat": "forever"}]}
     with fake_relay(missing) as relay:
         settings = to(relay.url)
-        told = outbox_command(state, "flush", "--timeout", "1", settings=settings, timeout_s=20)
+        told = outbox_command(state, "flush", "--timeout", "4", settings=settings, timeout_s=60)
     assert told.returncode == 3
     assert b"no_endpoint" in told.stdout
     assert b"More about them: outbox why a." in told.stdout
