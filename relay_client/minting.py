@@ -64,7 +64,7 @@ class TokenEndpoint:
     """Where tokens are asked for. The timeout is for a whole request; redirects are not followed.
 
     Raises:
-        ValueError: a TLS file, or the environment's proxy, cannot be used; one line that shows the value.
+        ValueError: the address, a TLS file, or the environment's proxy cannot be used; one line tells why.
     """
 
     def __init__(
@@ -79,7 +79,12 @@ class TokenEndpoint:
         trust_env: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url = httpx.URL(url)
+        try:
+            self.url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(
+                f"{url.partition('?')[0]!r} is no address of a token endpoint: {error}"
+            ) from None
         self._timeout_s = timeout_ms / 1000
         port = self.url.port or {"http": 80, "https": 443}[self.url.scheme]
         self._transport = transport or network_transport(

@@ -17,6 +17,7 @@ from relay_client.minting import Grant
 from relay_client.token_answer import read_printed
 
 _MOST_BYTES = 64 * 1024
+_ENDS_WITHIN_S = 1.0
 
 
 class TokenCommand:
@@ -41,16 +42,15 @@ class TokenCommand:
         """Run it; raises TokenUnavailable."""
         until = min(time.monotonic() + self._timeout_s, math.inf if deadline is None else deadline)
         process = self._start()
-        with process:
-            try:
-                output = _output(process, until)
-                status = 0 if output is None else process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                output = None
-            finally:
-                _end(process)
-                with self._mutex:
-                    self._running.discard(process)
+        try:
+            output = _output(process, until)
+            status = 0 if output is None else process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            output = None
+        finally:
+            _end(process)
+            _leave(process)
+            self._forget_ended()
         if output is None:
             raise TokenUnavailable(f"{self.describe()}: took too long, and was ended")
         if len(output) > _MOST_BYTES:
@@ -79,6 +79,10 @@ class TokenCommand:
     def close(self) -> None:
         """Nothing is open."""
 
+    def _forget_ended(self) -> None:
+        with self._mutex:
+            self._running = {process for process in self._running if process.poll() is None}
+
     def _start(self) -> subprocess.Popen[bytes]:
         with self._mutex:
             if self._aborted:
@@ -91,9 +95,9 @@ class TokenCommand:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            except OSError as error:
-                reason = (error.strerror or str(error)).lower()
-                raise TokenUnavailable(f"{self.describe()}: cannot be started: {reason}") from error
+            except (OSError, ValueError) as error:  # ValueError: words that no program can be given
+                reason = (isinstance(error, OSError) and error.strerror) or str(error)
+                raise TokenUnavailable(f"{self.describe()}: cannot be started: {reason.lower()}") from error
             self._running.add(process)
             return process
 
@@ -118,7 +122,18 @@ def _output(process: subprocess.Popen[bytes], until: float) -> bytes | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it with all that it started; one that has been waited for is gone already."""
+    """End it with all that it started; one that has been waited for is gone already.
+
+    What has taken another user (sudo) cannot be ended by us.
+    """
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _leave(process: subprocess.Popen[bytes]) -> None:
+    """Wait for its end, but not for one that could not be ended."""
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    process.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDS_WITHIN_S)

@@ -1,5 +1,7 @@
 """The program that prints a token: real processes, with limits of time and output."""
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -84,6 +86,28 @@ def test_one_that_takes_too_long_is_ended_with_all_it_started(tmp_path):
     wait_for(lambda: _is_gone(int(note.read_text())))
     with pytest.raises(TokenUnavailable, match="is not run any more"):
         minted(command)
+
+
+def test_words_that_no_program_can_be_given():
+    """They are a reason like any other, and no fault of ours."""
+    with pytest.raises(TokenUnavailable, match="cannot be started: embedded null"):
+        minted(TokenCommand([sys.executable, "a\0b"]))
+
+
+def test_one_that_cannot_be_ended_is_left(monkeypatch):
+    """It became another user's (sudo), and hangs: nobody waits for it for ever."""
+
+    def not_permitted(_pid, _number):
+        raise PermissionError
+
+    command = python("import time; time.sleep(600)", timeout_s=0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", not_permitted)
+        with pytest.raises(TokenUnavailable, match="took too long"):
+            minted(command)
+    (left,) = command._running
+    command.abort()
+    assert left.wait(30) == -signal.SIGKILL
 
 
 def test_the_deadline_of_who_asks_counts():

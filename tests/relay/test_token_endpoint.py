@@ -114,3 +114,10 @@ def test_one_that_hangs_is_left_at_the_deadline_or_by_abort(minted):
             endpoint.close()
         finally:
             over.set()
+
+
+def test_an_address_that_cannot_be_used():
+    """One line that says why, without its query."""
+    with pytest.raises(ValueError, match="is no address of a token endpoint") as refused:
+        TokenEndpoint("http://login.test/token?key=s3cret\n")
+    assert "s3cret" not in str(refused.value)
