@@ -240,8 +240,10 @@ class Proxy:
 
     def _tell_of_others_than(self, tools: tuple[str, ...], job: _Job) -> None:
         """Have a client of sessions list its tools anew when the relay is back and has others."""
-        if era_of(job.request) is Era.SESSIONS and not self._watching:
-            self._watching = True
+        with self._idle:
+            is_first = era_of(job.request) is Era.SESSIONS and not self._watching
+            self._watching |= is_first
+        if is_first:
             threading.Thread(target=self._watch, args=(tools,), name="mcp tools", daemon=True).start()
 
     def _watch(self, told: tuple[str, ...]) -> None:

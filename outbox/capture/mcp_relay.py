@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from outbox.capture import mcp_message as rpc
@@ -38,6 +38,7 @@ _HELLO_S = 5.0
 _TOKEN_S = 30.0
 _LISTEN_S = 3600.0
 _FAREWELL_S = 1.0
+_PASSING = frozenset({401, 408, 425, 429})  # 4xx that may be over the next time
 _LISTEN_AGAIN_S = (1.0, 60.0)
 _SHORTEST_MASKED_TOKEN = 8
 
@@ -70,7 +71,7 @@ class _Session:
 
     hello: Hello
     id: str | None = None
-    listening: threading.Event = field(default_factory=threading.Event)
+    is_heard: bool = False  # somebody reads its stream
 
 
 class Relay:
@@ -85,6 +86,7 @@ class Relay:
         self._hear = hear
         self._ask_capabilities = ask_capabilities
         self._lock = threading.Lock()
+        self._listening = threading.Lock()
         self._session: _Session | None = None
         self._refused: tuple[float, Reading] | None = None  # when somebody asked in vain, and what came of it
         self._own_ids = 0
@@ -277,10 +279,12 @@ class Relay:
 
         A relay without such a stream (405), and one of the stateless era, is not asked again.
         """
-        session = self._session
-        if session is not None and session.hello.era is Era.SESSIONS and not session.listening.is_set():
-            session.listening.set()
-            threading.Thread(target=self._listen, args=(session,), name="mcp listen", daemon=True).start()
+        with self._listening:
+            session = self._session
+            if session is None or session.hello.era is not Era.SESSIONS or session.is_heard:
+                return
+            session.is_heard = True
+        threading.Thread(target=self._listen, args=(session,), name="mcp listen", daemon=True).start()
 
     def _listen(self, session: _Session) -> None:
         wait_s, most_s = _LISTEN_AGAIN_S
@@ -291,11 +295,12 @@ class Relay:
                 token = self._token()
                 with Call(self._way.endpoint, _LISTEN_S) as call:
                     call.send("GET", [*fields, *self._usual(token)])
-                    if not call.is_stream:
+                    if call.is_stream:
+                        wait_s = _LISTEN_AGAIN_S[0]
+                        for text in _hidden(token, call.messages()):
+                            self._hear(rpc.on_one_line(text))
+                    elif call.status < 500 and call.status not in _PASSING:
                         return
-                    wait_s = _LISTEN_AGAIN_S[0]
-                    for text in _hidden(token, call.messages()):
-                        self._hear(rpc.on_one_line(text))
             except (NoAnswer, Unanswered):
                 pass
             time.sleep(wait_s)

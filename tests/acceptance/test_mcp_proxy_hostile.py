@@ -225,6 +225,20 @@ def test_calls_before_a_relay_that_is_silent_do_not_wait_for_each_other(tmp_path
         assert server.connections == 1
 
 
+def test_the_stream_of_a_session_is_asked_for_again_after_trouble(tmp_path):
+    """Away for a moment, or cut off: what a relay says unasked is heard all the same, by one listener."""
+    changed = b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
+    says = [http_response(503, b""), http_response(200, changed, STREAM), http_response(405, b"")]
+    with odd_relay("sessions") as relay, ProxyProcess(tmp_path, relay.url) as proxy:
+        relay.say["GET"] = lambda asked: says.pop(0)
+        proxy.hello()
+        for own_id in range(5):
+            proxy.send("tools/call", {"name": "echo", "arguments": {}}, own_id)
+        proxy.next(lambda message: message.get("method") == "notifications/tools/list_changed", 60)
+        wait_for(lambda: not says, 60)
+        assert relay.methods().count("GET") == 3
+
+
 # How it ends -----------------------------------------------------------------------------------------------
 
 
