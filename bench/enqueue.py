@@ -96,18 +96,7 @@ def _acts_of_parts(stack: ExitStack, folder: Path) -> dict[str, Callable[[], obj
 
     bound = stack.enter_context(open_outbox(folder / "library"))
     plain = stack.enter_context(peers.bare_apsw(folder / "bare"))
-    connection, row, insert = peers.bare_insert(peers.bare_file(folder / "off"))
-    stack.enter_context(peers.closing(connection))
-    connection.pragma("synchronous", "OFF")
-    run = connection.cursor().execute
-
-    def without_flush() -> None:
-        row[0] += 1
-        row[2] = f"bare-{row[0]:031}"
-        run("BEGIN IMMEDIATE")
-        run(insert, row)
-        run("COMMIT")
-
+    without_flush = stack.enter_context(peers.bare_apsw(folder / "off", "OFF"))
     return {
         LIBRARY: lambda: bound.enqueue(KIND, PAYLOAD),
         "checks, key and wire text": values,

@@ -37,9 +37,10 @@ def library(state: Path) -> Iterator[Act]:
 
 
 @contextmanager
-def bare_apsw(state: Path) -> Iterator[Act]:
+def bare_apsw(state: Path, synchronous: str = "FULL") -> Iterator[Act]:
     """The same rows into the same schema with the same settings, a durable commit each, and nothing else."""
     connection, row, insert = bare_insert(bare_file(state))
+    connection.pragma("synchronous", synchronous)
     run = connection.cursor().execute
 
     def act() -> None:
