@@ -5,7 +5,6 @@ Runners read exit 2 as "block", and stdout as a decision: no usage error and no 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import sys
@@ -169,6 +168,8 @@ def _tell(words: Words, error: BaseException, now_ms: int) -> None:
     except Exception:  # noqa: BLE001 - a fault in telling of a fault
         noted = False
     end = "Counted in: outbox status" if noted else "It could not be counted either"
-    with contextlib.suppress(Exception):
+    try:
         sys.stderr.write(f"{line} {end}.\n".encode("ascii", "backslashreplace").decode())
         sys.stderr.flush()
+    except Exception:  # noqa: BLE001 - as above
+        return

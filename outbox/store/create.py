@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
@@ -51,8 +50,10 @@ def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bou
         ) from error
     finally:
         for ending in ("", "-journal", "-wal", "-shm"):
-            with contextlib.suppress(OSError):
+            try:
                 os.unlink(f"{draft}{ending}")  # noqa: PTH108 - the paths here are texts
+            except OSError:
+                continue
 
 
 def make_file(draft: str | os.PathLike[str], agent: str, stream: str, rules: str, now_ms: int) -> None:
@@ -100,8 +101,10 @@ def _orphans(path: str) -> list[str]:
 
 
 def _link(draft: str, path: str) -> None:
-    with contextlib.suppress(FileExistsError):
+    try:
         os.link(draft, path)
+    except FileExistsError:
+        return
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:
