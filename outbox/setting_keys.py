@@ -269,7 +269,8 @@ class Settings:
             origin = self.origins.get("relay.url", BUILT_IN)
             raise ConfigError(
                 f'relay.url = "" ({origin}): no relay is set. Nothing was started; what waits stays on disk. '
-                "Set relay.url, OUTBOX_RELAY_URL or --relay to its address, such as http://127.0.0.1:4850."
+                "Set relay.url or OUTBOX_RELAY_URL to its address, such as http://127.0.0.1:4850; outbox "
+                "serve and outbox flush take it as --relay, too."
             )
         return self.relay.url
 

@@ -167,7 +167,7 @@ _RELAY: Mapping[str, Sentences] = {
     "unauthorized": (
         "The relay refuses the token{detail}{when}.",
         _SAFE,
-        "Renew the token ({source}); a changed file is noticed by itself.",
+        "Renew the token ({source}); another one there is noticed by itself.",
     ),
     "no_token": (
         "There is no token to send with{detail}{when}.",

@@ -127,7 +127,8 @@ def _summary(report: FlushReport, *, by_daemon: bool) -> str:
     dead = f" {count(report.dead, 'new dead letter')}: outbox dead list" if report.dead else ""
     if not report.left:
         return f"{number(report.delivered)} delivered, nothing left.{dead}"
-    later = "The daemon goes on with them." if by_daemon else "They go out with the next daemon or flush."
+    dead = f"{dead}." if dead else ""
+    later = "The daemon goes on." if by_daemon else "What is left goes out with the next daemon or flush."
     if report.in_the_way:
-        later += f" More about them: outbox why {command_word(next(iter(report.in_the_way)))}."
-    return f"{number(report.delivered)} delivered, {number(report.left)} left on disk. {later}{dead}"
+        later += f" More: outbox why {command_word(next(iter(report.in_the_way)))}"
+    return f"{number(report.delivered)} delivered, {number(report.left)} left on disk.{dead} {later}"

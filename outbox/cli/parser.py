@@ -9,6 +9,7 @@ from typing import NoReturn
 from outbox.errors import UsageError
 
 _UNKNOWN = "unrecognized arguments: "
+_NEAR = 0.75  # a slip of the hand; --help is not near --relay
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith(_UNKNOWN):
             word = message.removeprefix(_UNKNOWN).split()[0].partition("=")[0]
-            near = get_close_matches(word, self._option_string_actions, 1)
+            near = get_close_matches(word, self._option_string_actions, 1, _NEAR)
             hint = f' Did you mean "{near[0]}"?' if near else ""
         raise UsageError(f"{self.prog}: {message}. Nothing was done.{hint} See: {self.prog} --help")
 

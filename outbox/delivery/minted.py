@@ -173,12 +173,18 @@ class MintedTokens:
                     credential.trouble = at_once(credential.trouble, now_ms)
 
     def retry(self) -> None:
-        """Forget every trouble."""
+        """Forget every trouble; a token that is good stays the one to send with."""
+        now_ms = self._clock.monotonic_ms()
         with self._mutex:
             self._trouble = None
-            for credential in self._credentials.values():
+            credentials = list(self._credentials.values())
+            for credential in credentials:
                 credential.trouble, credential.told = None, ""
-        self._note_all("")
+        good = [one for one in credentials if one.held and one.held.is_good(now_ms)]
+        for credential in good:
+            self._note(credential, "ok")
+        if not good:
+            self._note_all("")
 
     def forget(self, agent: str) -> None:
         """Remove it from memory, disk and what people are told; the agent's next event gets a new one."""

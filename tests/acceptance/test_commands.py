@@ -174,7 +174,7 @@ def test_from_the_first_event_to_the_last(tmp_path):
         assert agent_of(env, "builder")["blocked"]["reason"] == "no_daemon"
         flushed = process(env, "flush", "--timeout", "0.5")
         assert flushed.returncode == 3
-        assert "They go out with the next daemon or flush." in flushed.stdout.decode()
+        assert "What is left goes out with the next daemon or flush." in flushed.stdout.decode()
         relay.start()
         assert process(env, "flush", "--timeout", "30").returncode == 0
         (dead,) = process(env, "dead", "list", "--json").stdout.splitlines()

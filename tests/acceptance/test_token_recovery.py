@@ -209,6 +209,16 @@ def test_an_agent_that_is_refused_after_an_outage_shows_that_it_is_over(tmp_path
         assert world.facts["auth"]["state"] == "ok"
 
 
+def test_a_retry_that_nobody_needed_leaves_a_good_token_as_it_is(tmp_path):
+    """What people are told stays true, and nothing is asked."""
+    with TokenWorld(tmp_path) as world:
+        world.enqueue("builder", 1)
+        world.run(MINUTE_MS)
+        world.engine.delivery.tokens.retry()
+        assert world.facts["auth"]["state"] == "ok"
+        assert len(world.issuer.asked) == 1
+
+
 def test_a_token_is_renewed_before_it_ends(tmp_path):
     """A day of events with tokens that live for an hour: none is ever refused, one is got for each hour."""
     with TokenWorld(tmp_path) as world:

@@ -291,8 +291,8 @@ def test_flush_through_the_daemon(capsys, state, monkeypatch):
     assert lines[0].split() == ["builder", "410/410", "done"]
     assert lines[1].split() == ["reviewer", "2/4", "retry_after:", "slow"]
     assert lines[2] == (
-        "412 delivered, 2 left on disk. The daemon goes on with them. More about them: outbox why reviewer. "
-        "1 new dead letter: outbox dead list"
+        "412 delivered, 2 left on disk. 1 new dead letter: outbox dead list. The daemon goes on. "
+        "More: outbox why reviewer"
     )
     assert (data[0], json.loads(data[1])) == (3, {"delivered": 412, "left": 2, "dead": 1})
 
