@@ -62,12 +62,12 @@ def room_for(fill: Fill, size_bytes: int, bounds: Bounds, *, in_flight: Fill = _
     return Room.BY_DROPPING
 
 
-def expiry_horizon_ms(bounds: Bounds, now_ms: int, quiet_until_ms: int) -> int | None:
+def expiry_horizon_ms(bounds: Bounds, now_ms: int, *, steady: bool) -> int | None:
     """The moment of acceptance before which waiting events have grown too old; None when nothing may expire.
 
-    Nothing expires before `quiet_until_ms` (an hour after a start or a noticed step of the clock).
+    Nothing expires unless the wall clock is `steady`: an hour after a start and after each of its steps.
     """
-    if not bounds.max_age_ms or now_ms < quiet_until_ms:
+    if not bounds.max_age_ms or not steady:
         return None
     return now_ms - bounds.max_age_ms
 

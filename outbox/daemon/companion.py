@@ -70,7 +70,6 @@ class Companion(Daemon):
     @contextlib.contextmanager
     def running(self) -> Iterator[Companion]:
         """Deliver and serve while the block runs; raises ConfigError when a setting cannot be used."""
-        self._clock_offset_ms = self._offset_ms()
         self.engine = build_engine(self.settings, self.state, log=self.log, on_token=register_secret)
         try:
             self._start_engine()

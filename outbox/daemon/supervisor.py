@@ -36,7 +36,7 @@ from outbox.delivery.shared import Log
 from outbox.errors import OutboxError, StoreClosed, StoreDamaged, StoreError, UsageError
 from outbox.event import Draft, Limits, accept, check_agent, uuid7
 from outbox.measures import count
-from outbox.policy import HOUR_MS, expiry_horizon_ms
+from outbox.policy import expiry_horizon_ms
 from outbox.setting_keys import Settings, describe_changes
 from outbox.store.create import create_outbox
 from outbox.store.damage import tell_damages
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HOUSEKEEPING_S = 60.0
-_CLOCK_STEP_MS = 60_000
 _RELOAD_WAIT_S = 5.0
 _STEP_S = 0.05
 _FOR_EVER_MS = 2**63
@@ -102,8 +101,7 @@ class Daemon:
         self._retirement = Retirement(state, log)
         self._notifier = Notifier(state, log)
         self._trouble = ""
-        self._quiet_until_ms = 0
-        self._clock_offset_ms = 0
+        self._steps_told = 0
 
     # Life --------------------------------------------------------------------------------------------------
 
@@ -114,11 +112,8 @@ class Daemon:
             StoreHeld: another daemon is there.
             ConfigError: the local socket cannot be made where it is to lie.
         """
-        now_ms = self._wall_ms()
-        take_place(self.state, self.version, self.socket_path, now_ms)
+        take_place(self.state, self.version, self.socket_path, self._wall_ms())
         try:
-            self._quiet_until_ms = now_ms + HOUR_MS
-            self._clock_offset_ms = self._offset_ms()
             self.engine = build_engine(self.settings, self.state, log=self.log, on_token=register_secret)
             with bind_wake_socket(self.state.wake_socket) as wake, self._hearing() as kicked:
                 self._serve(wake, kicked)
@@ -266,9 +261,10 @@ class Daemon:
         if gate.relay.reason in _OF_TOKEN and self.engine.delivery.tokens.look_again(gate.refused_token):
             gate.retry_now()
         self.engine.nudge()
-        if abs(self._offset_ms() - self._clock_offset_ms) > _CLOCK_STEP_MS:
-            self._clock_offset_ms = self._offset_ms()
-            self._quiet_until_ms = self._wall_ms() + HOUR_MS
+        steady = self.engine.delivery.steady
+        steady.lasts()
+        if steady.steps != self._steps_told:
+            self._steps_told = steady.steps
             self.log("clock_stepped", {"detail": "nothing grows too old for an hour"})
 
     def _scan(self) -> None:
@@ -290,12 +286,13 @@ class Daemon:
 
     def _keep_house(self) -> None:
         self._expire()
-        if self._wall_ms() >= self._quiet_until_ms:
+        if self.engine.delivery.steady.lasts():
             after_ms = round(self.settings.bounds_section.retire_after_s * 1_000)
             self._retirement.turn(self.engine, self._watch.paths, after_ms)
 
     def _expire(self) -> None:
-        horizon_ms = expiry_horizon_ms(self.settings.bounds(), self._wall_ms(), self._quiet_until_ms)
+        steady = self.engine.delivery.steady.lasts()
+        horizon_ms = expiry_horizon_ms(self.settings.bounds(), self._wall_ms(), steady=steady)
         if horizon_ms is None:
             return
         for path in self._watch.paths:
@@ -309,9 +306,6 @@ class Daemon:
 
     def _wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def _offset_ms(self) -> int:
-        return self._wall_ms() - time.monotonic_ns() // 1_000_000
 
     # Changing ----------------------------------------------------------------------------------------------
 
@@ -330,6 +324,7 @@ class Daemon:
         old.delivery.gate.close_state()  # the new gate begins with what the old one knew last
         changes = describe_changes(self.settings, new) or ["nothing"]
         engine = build_engine(new, self.state, log=self.log, on_token=register_secret)
+        engine.delivery.steady = old.delivery.steady
         self.settings, self.engine = new, engine
         self.log("reloaded", {"changes": changes})  # whoever reads it can rely on what has changed
         self._start_engine()

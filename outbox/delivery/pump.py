@@ -126,7 +126,7 @@ class Pump:
         if now < self._tidy_at_ms:
             return Sleep(None if self._d.flushing else self._tidy_at_ms)
         self._tidy_at_ms = now + _TIDY_EVERY_MS
-        forget_old(box, box.bounds, self._d.clock.wall_ms())
+        forget_old(box, box.bounds, self._d.clock.wall_ms(), by_age=self._d.steady.lasts())
         box.give_space_back()
         return Sleep(None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.bounds import Bounds
-from outbox.delivery.clock import Clock
+from outbox.delivery.clock import Clock, Steadiness
 from outbox.delivery.gate import Gate
 from outbox.delivery.grouping import Size
 from outbox.delivery.parcel import Routes
@@ -55,10 +55,12 @@ class Delivery:
     longest_call_ms: int = 1_000  # of the tool calls so far; at first a guess
     deadline: float | None = None  # monotonic seconds: no request goes on beyond it
     mcp: McpEndpoint = field(init=False)
+    steady: Steadiness = field(init=False)
 
     def __post_init__(self) -> None:
-        """The endpoint is the client's."""
+        """The endpoint is the client's, and the hour of the wall clock begins."""
         self.mcp = McpEndpoint(self.client)
+        self.steady = Steadiness(self.clock)
 
     def token(self, agent: str) -> str | None:
         """The agent's token, got anew where that is due; raises NoTokenNow."""

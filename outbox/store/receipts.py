@@ -31,12 +31,16 @@ def remember(box: OutboxFile, rows: Sequence[Memory]) -> None:
         _forget(box, box.bounds.receipt_max_bytes, kept_bytes, horizon_ms=None, most=2 * len(rows))
 
 
-def forget_old(box: OutboxFile, bounds: Bounds, now_ms: int) -> int:
-    """Drop receipts beyond the window (at most 500 at a time), in a transaction of its own; how many went."""
-    horizon_ms = now_ms - bounds.receipt_window_ms
+def forget_old(box: OutboxFile, bounds: Bounds, now_ms: int, *, by_age: bool = True) -> int:
+    """Drop receipts beyond the window (at most 500 at a time), in a transaction of its own; how many went.
+
+    Without `by_age`, since the clock cannot be believed, only the window's bytes count.
+    """
+    horizon_ms = now_ms - bounds.receipt_window_ms if by_age else None
     oldest = box.maybe(sql.OLDEST_RECEIPTS, 1)
     kept_bytes = box.one(sql.READ_RECEIPT_BYTES)[0]
-    if oldest is None or (oldest[1] >= horizon_ms and kept_bytes <= bounds.receipt_max_bytes):
+    is_old = oldest is not None and horizon_ms is not None and oldest[1] < horizon_ms
+    if oldest is None or not (is_old or kept_bytes > bounds.receipt_max_bytes):
         return 0
     with box.transaction(durable=False):
         kept_bytes = box.one(sql.READ_RECEIPT_BYTES)[0]

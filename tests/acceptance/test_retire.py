@@ -231,7 +231,7 @@ def test_no_accepted_event_is_lost_to_a_retirement(tmp_path):
 
 def test_the_daemon_retires(tmp_path, monkeypatch):
     """`bounds.retire_after_s` in a real daemon; it begins an hour after the start, which is over here."""
-    monkeypatch.setattr("outbox.daemon.supervisor.HOUR_MS", 0)
+    monkeypatch.setattr("outbox.delivery.clock.HOUR_MS", 0)
     monkeypatch.setattr("outbox.daemon.supervisor._HOUSEKEEPING_S", 0.05)
     said = []
     with RelayProcess(tmp_path / "relay.sqlite", [TOKEN]) as relay:
