@@ -16,6 +16,7 @@ from outbox.cli.by_socket import daemon_of_another
 from outbox.cli.output import age, clean, count, emit_json, local_time, number, say, table, terminal_width
 from outbox.cli.seeds import seed_advice, seeds_found
 from outbox.cli.where import now_ms, settings_to_look, state_of
+from outbox.policy import DAY_MS
 
 EXAMPLE = "outbox status --json\noutbox status --watch"
 
@@ -144,7 +145,7 @@ def notes(seen: Overview) -> Iterator[str]:
     if dead:
         yield f"{count(dead, 'dead letter')}: outbox dead list"
     yield from (clean(_sidecar(line.agent, told, seen.now_ms)) for line in lines for told in line.sidecars)
-    if seen.hooks:
+    if seen.hooks and seen.now_ms - seen.hooks.last_at_ms < DAY_MS:
         last_at = local_time(seen.hooks.last_at_ms, seen.now_ms)
         lost = count(seen.hooks.lost, "call")
         yield clean(f"Hooks could not record {lost}, the last at {last_at}: {seen.hooks.last}")

@@ -7,6 +7,7 @@ import pytest
 from command_line import command, in_process
 
 from outbox import Outbox
+from outbox.capture.hook_faults import note_fault
 from outbox.outcome import Blocked
 from outbox.store.directory import StateDirectory
 from outbox.store.file import open_outbox
@@ -326,3 +327,12 @@ def test_a_state_directory_that_cannot_be_read(capsys, state):
     status, told, errors = command(capsys, "status")
     assert (status, told) == (4, "")
     assert "cannot be read: Not a directory" in errors
+
+
+@pytest.mark.parametrize(("days_ago", "is_shown"), [(0, True), (2, False)])
+def test_what_hooks_lost_is_told_for_a_day(capsys, state, days_ago, is_shown):
+    """A slip of last week is no news; as data it stays."""
+    state.create()
+    assert note_fault(state, "bad JSON", now_ms() - days_ago * 86_400_000)
+    assert ("Hooks could not record 1 call" in command(capsys, "status")[1]) is is_shown
+    assert status_json(capsys)["hooks"]["lost"] == 1
