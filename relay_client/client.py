@@ -19,6 +19,7 @@ from relay_client.address import parse_base_url
 from relay_client.body import DamagedBody, limit_bytes, read_capped, read_message, unpacked
 from relay_client.clean import one_line
 from relay_client.headers import encode_key, origin_fields
+from relay_client.masking import without_token, without_token_text
 from relay_client.network import network_transport
 from relay_client.reading import Answer, Failure, Origin
 from relay_client.transport import NOTHING_SENT, RelayTransport
@@ -28,7 +29,6 @@ PATHS: Mapping[str, str] = {"mcp": "/api/mcp", "health": "/api/health", "spec": 
 Fields = list[tuple[str, str]]
 Read = Callable[[int, Mapping[str, str], Iterable[bytes]], tuple[bytes, bool]]
 
-_SHORTEST_MASKED_TOKEN = 8
 _SPAN_ID_BYTES = 8
 _REQUEST_ID_BYTES = 16
 
@@ -301,8 +301,9 @@ class RelayClient:
             return _no_answer(error, stopped=stopped, elapsed_ms=_ms_since(began))
         return Answer(
             response.status_code,
-            headers=_masked_fields(headers, token),
-            body=_masked(body, token),
+            # A relay that echoes what it was sent must not bring the token into a dead letter or a receipt.
+            headers={name: without_token_text(value, token) for name, value in headers.items()},
+            body=without_token(body, token),
             cut=cut,
             elapsed_ms=_ms_since(began),
         )
@@ -337,20 +338,6 @@ def _joined(response: httpx.Response) -> dict[str, str]:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
         joined[name] = f"{joined[name]}, {value}" if name in joined else value
     return joined
-
-
-def _masked(body: bytes, token: str | None) -> bytes:
-    """A relay that echoes what it was sent must not bring the token into a dead letter or a receipt."""
-    if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
-        return body
-    return body.replace(token.encode("ascii"), b"[token]")
-
-
-def _masked_fields(fields: dict[str, str], token: str | None) -> dict[str, str]:
-    """The same for header fields, such as the description in WWW-Authenticate."""
-    if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
-        return fields
-    return {name: value.replace(token, "[token]") for name, value in fields.items()}
 
 
 def _ms_since(began: float) -> int:

@@ -30,9 +30,13 @@ class Problem:
 
 
 def parse_json(body: bytes | str) -> Any:
-    """The JSON value of `body`, or NOT_JSON. An integer of more than 400 digits comes as its digits."""
+    """The JSON value of `body`, or NOT_JSON. An integer of more than 400 digits comes as its digits.
+
+    Bytes are UTF-8 (RFC 8259, section 8.1), and nothing is guessed: in UTF-16 no token would be found.
+    """
     try:
-        return json.loads(body, parse_int=_integer)
+        text = body if isinstance(body, str) else body.decode("utf-8-sig", "surrogatepass")
+        return json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return NOT_JSON
 

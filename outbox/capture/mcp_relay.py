@@ -30,6 +30,7 @@ from outbox.capture.mcp_message import Message
 from outbox.delivery.tokens import NoTokenNow, Tokens
 from relay_client import Answer, Capabilities, Reading, Sort, fingerprint, read_tool_call
 from relay_client.headers import encode_agent, encode_key
+from relay_client.masking import without_token, without_token_text
 from relay_client.mcp import ACCEPT, KEY_FIELD
 from relay_client.mcp_params import mirror_of, mirrored_fields
 from relay_client.problem import parse_json
@@ -40,7 +41,6 @@ _LISTEN_S = 3600.0
 _FAREWELL_S = 1.0
 _PASSING = frozenset({401, 408, 425, 429})  # 4xx that may be over the next time
 _LISTEN_AGAIN_S = (1.0, 60.0)
-_SHORTEST_MASKED_TOKEN = 8
 
 Hear = Callable[[str], None]
 
@@ -172,10 +172,8 @@ class Relay:
         if text is not None or _may_be_of_other_era(answer):
             return None, None
         reading = self._read(answer)
-        sort = reading.sort
-        if sort in {Sort.LOST, Sort.GATEWAY, Sort.FAILED, Sort.NOT_A_RELAY}:
-            sort = Sort.BUSY
-        raise Unanswered(Reading(sort, reading.status, reading.code, reading.detail or str(reading.sort)))
+        is_refusal = reading.sort is Sort.FORBIDDEN
+        raise Unanswered(replace(reading, not_run=not is_refusal, detail=reading.detail or str(reading.sort)))
 
     def abort(self) -> None:
         """Ask for no token any more, at once and for good; what is under way is cut off by its ticket."""
@@ -397,17 +395,13 @@ def _deadline(within_s: float = _TOKEN_S) -> float:
 
 def _without(token: str | None, answer: Answer) -> Answer:
     """What a relay echoes of the token must not come into a message: it is no business of the client's."""
-    if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
-        return answer
-    headers = {name: value.replace(token, "[token]") for name, value in answer.headers.items()}
-    return replace(answer, headers=headers, body=answer.body.replace(token.encode("ascii"), b"[token]"))
+    headers = {name: without_token_text(value, token) for name, value in answer.headers.items()}
+    return replace(answer, headers=headers, body=without_token(answer.body, token))
 
 
 def _hidden(token: str | None, texts: Iterator[str]) -> Iterator[str]:
     """The same for the messages of a stream."""
-    if token is None or len(token) < _SHORTEST_MASKED_TOKEN:
-        return texts
-    return (text.replace(token, "[token]") for text in texts)
+    return (without_token_text(text, token) for text in texts)
 
 
 def _object_in(text: str | None) -> str | None:
