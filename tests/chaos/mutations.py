@@ -2,6 +2,7 @@
 
 import json
 import random
+import unicodedata
 
 UGLY = [
     b"", b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\xaf", b"\xef\xbb\xbf", b"\r", b"\n", b"\r\n", b" ",
@@ -13,6 +14,17 @@ ODD_VALUES = [
     None, True, False, 0, -1, 2**63, -(2**63) - 1, 10**400, 0.5, 1e308, "", "\0", "\n", "\ud800", "x" * 3_000,
     "../../up", "/abs", "\x1b[2J", [], {}, [[]], {"": ""}, [None], {"a": {"b": [1]}}, "9", "NaN", "\uff12",
 ]  # fmt: skip
+
+
+_STEERING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+def is_safe(text: str) -> bool:
+    """Whether a terminal shows this on its line as it stands: nothing steers it or turns the order round."""
+    return not any(
+        unicodedata.category(one) in {"Cc", "Zl", "Zp", "Cs"} or unicodedata.bidirectional(one) in _STEERING
+        for one in text
+    )
 
 
 def broken(chance: random.Random, data: bytes) -> bytes:
