@@ -19,6 +19,7 @@ _NAMES = (
     "network",
     "arriving",
     "latency",
+    "processor",
     "agents",
     "memory",
     "hook",

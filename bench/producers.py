@@ -20,7 +20,7 @@ from bench.rounds import interleaved
 from bench.stage import AGENT, KIND, PAYLOAD, Child, Daemon, Relay, fill, open_outbox
 from outbox.api.client import LocalClient
 
-_PRODUCERS, _PROCESSES = 32, 2
+PRODUCERS, _PROCESSES = 32, 2
 _LEAST_OF_A_COMMIT_EACH, _LEAST_BULK_PER_S = 4.0, 30_000
 _DAEMON, _ALONE = "32 through the daemon", "1 through the daemon"
 _EACH, _LONE = "32 with a commit each", "1 with a commit each"
@@ -34,11 +34,15 @@ def measure(size: Size, scratch: Path) -> Iterator[Figure]:
     with ExitStack() as stack:
         relay = stack.enter_context(Relay())
         daemon = stack.enter_context(Daemon(folder / "state", relay.url))
-        fill(folder / "state", 1)
-        # What is delivered meanwhile would take time from accepting.
-        LocalClient(daemon.socket).post("/v1/pause", {"agent": None})
+        paused(daemon, folder / "state")
         yield _at_once(size, folder, daemon)
         yield _bulk(size, folder, daemon)
+
+
+def paused(daemon: Daemon, state: Path) -> None:
+    """Let nothing be delivered, which would take time from accepting."""
+    fill(state, 1)
+    LocalClient(daemon.socket).post("/v1/pause", {"agent": None})
 
 
 def _at_once(size: Size, folder: Path, daemon: Daemon) -> Figure:
@@ -47,10 +51,10 @@ def _at_once(size: Size, folder: Path, daemon: Daemon) -> Figure:
     through = [f"--socket={daemon.socket}"]
     found = interleaved(
         {
-            _EACH: lambda: _clients([f"--commit={bare}"], _PRODUCERS, each),
-            _LONE: lambda: _clients([f"--commit={bare}"], 1, each * 4),
-            _DAEMON: lambda: _clients(through, _PRODUCERS, each),
-            _ALONE: lambda: _clients(through, 1, each * 4),
+            _EACH: lambda: clients_per_s([f"--commit={bare}"], PRODUCERS, each),
+            _LONE: lambda: clients_per_s([f"--commit={bare}"], 1, each * 4),
+            _DAEMON: lambda: clients_per_s(through, PRODUCERS, each),
+            _ALONE: lambda: clients_per_s(through, 1, each * 4),
             _THREADS: lambda: _threads(folder / "threads", each),
         },
         size.rounds,
@@ -58,7 +62,7 @@ def _at_once(size: Size, folder: Path, daemon: Daemon) -> Figure:
     times = ratio(found[_DAEMON], found[_EACH])
     return Figure(
         "Many producers at once",
-        f"{_PRODUCERS} producers in {_PROCESSES} processes, each with a connection of its own and one "
+        f"{PRODUCERS} producers in {_PROCESSES} processes, each with a connection of its own and one "
         "event under way: over HTTP to the daemon, which joins their commits, or with bare apsw and a "
         "commit each to one file.",
         [Row(name, rates, "/s") for name, rates in found.items()],
@@ -75,8 +79,8 @@ def _at_once(size: Size, folder: Path, daemon: Daemon) -> Figure:
     )
 
 
-def _clients(place: list[str], producers: int, events: int) -> float:
-    """Events a second from the first start to the last end."""
+def clients_per_s(place: list[str], producers: int, events: int) -> float:
+    """Events a second of so many producers at a place, from the first start to the last end."""
     processes = min(_PROCESSES, producers)
     words = [f"--producers={producers // processes}", f"--events={events}"]
     with ExitStack() as stack:
@@ -99,13 +103,13 @@ def _threads(state: Path, events: int) -> float:
             for _ in range(events):
                 outbox.enqueue(KIND, PAYLOAD)
 
-        threads = [threading.Thread(target=produce) for _ in range(_PRODUCERS)]
+        threads = [threading.Thread(target=produce) for _ in range(PRODUCERS)]
         begun = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return _PRODUCERS * events / (time.perf_counter() - begun)
+        return PRODUCERS * events / (time.perf_counter() - begun)
 
 
 # Bulk -------------------------------------------------------------------------------------------------------
@@ -116,7 +120,7 @@ def _bulk(size: Size, folder: Path, daemon: Daemon) -> Figure:
     found = interleaved(
         {
             _BARE_BULK: lambda: _bare_bulk(folder / "bare-bulk", events),
-            _BULK: lambda: _lines(daemon.socket, events),
+            _BULK: lambda: lines_per_s(daemon.socket, events),
             "library, enqueue_many of 1,000": lambda: _many(folder / "many", events),
         },
         size.rounds,
@@ -131,7 +135,8 @@ def _bulk(size: Size, folder: Path, daemon: Daemon) -> Figure:
     )
 
 
-def _lines(place: Path, events: int) -> float:
+def lines_per_s(place: Path, events: int) -> float:
+    """Events a second that one NDJSON request hands over, each answered after its commit."""
     line = json.dumps({"kind": KIND, "payload": PAYLOAD}).encode() + b"\n"
     asking = request(AGENT, line * events, "application/x-ndjson")
     with socket.socket(socket.AF_UNIX) as connection:
