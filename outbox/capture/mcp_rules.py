@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outbox.capture.mcp_message import within
@@ -66,30 +66,26 @@ class Step(enum.Enum):
     SAY_PERHAPS = enum.auto()
 
 
-_RAN: Mapping[Sort, Ran] = {
-    Sort.UNREACHABLE: Ran.NO,
-    Sort.BUSY: Ran.NO,
-    Sort.UNAUTHORIZED: Ran.NO,
-    Sort.REDIRECTED: Ran.NO,
-    Sort.IN_PROGRESS: Ran.PERHAPS,
-    Sort.DUPLICATE: Ran.PERHAPS,  # a call with this key has run, or one that failed
-    Sort.GATEWAY: Ran.PERHAPS,
-    Sort.LOST: Ran.PERHAPS,
-    Sort.NOT_A_RELAY: Ran.PERHAPS,
-}
+_NOT_RUN = frozenset({Sort.UNREACHABLE, Sort.UNAUTHORIZED})
+_PERHAPS = frozenset({
+    Sort.BUSY, Sort.REDIRECTED, Sort.IN_PROGRESS, Sort.DUPLICATE, Sort.GATEWAY, Sort.LOST, Sort.NOT_A_RELAY,
+})  # fmt: skip
+_ASKED_TO_WAIT = frozenset({429, 503, None})  # None: we ourselves did
 _REFUSING = frozenset(range(400, 500))
 
 
 def whether_it_ran(reading: Reading) -> Ran:
-    """What a reading without a result says of the call.
+    """What a reading without a result says of the call, as the outcome table has it for unsafe calls.
 
-    501 and what is no MCP at all ran nothing; of the other 5xx only 503 says that nothing was done.
+    Of what asks to wait, only 429 and 503 say that nothing was done: a gateway may give up, or send us
+    elsewhere, when the tool runs already.
     """
-    if reading.sort in _RAN:
-        return _RAN[reading.sort]
-    if reading.status in _REFUSING or reading.status == 501 or reading.sort is Sort.REFUSED:
-        return Ran.REFUSED
-    return Ran.PERHAPS
+    waits = reading.sort is Sort.BUSY and reading.status in _ASKED_TO_WAIT
+    if reading.not_run or waits or reading.sort in _NOT_RUN:
+        return Ran.NO
+    if reading.sort in _PERHAPS:
+        return Ran.PERHAPS
+    return Ran.REFUSED if reading.status in _REFUSING or reading.sort is Sort.REFUSED else Ran.PERHAPS
 
 
 def next_step(ran: Ran, *, may_wait: bool, safe: bool) -> Step:

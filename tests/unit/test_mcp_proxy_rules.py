@@ -1,11 +1,14 @@
 """The proxy's decisions: which calls may wait, what becomes of one without a result, in which words."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from outbox.capture import mcp_words as words
 from outbox.capture.mcp_rules import Ran, Rules, Step, as_listed, next_step, whether_it_ran
+from outbox.delivery.verdict import judge
+from outbox.outcome import Reason
 from outbox.record import Remembered
 from outbox.store.records import Found
 from relay_client import Answer, Failure, read_tool_call
@@ -63,24 +66,49 @@ def answered(status, body=b"", **headers):
     return whether_it_ran(read_tool_call(answer, "1", now_ms=0, max_retry_after_ms=1))
 
 
-@pytest.mark.parametrize("status", [401, 408, 421, 423, 425, 429, 503, 301, 307])
+@pytest.mark.parametrize("status", [401, 429, 503])
 def test_what_ran_nothing_and_may_be_tried_later(status):
-    """The relay asked to wait, wants another token, or is elsewhere."""
+    """The relay asked to wait, or wants another token."""
     assert answered(status) is Ran.NO
+    assert answered(status, retry_after="9") is Ran.NO
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 405, 410, 413, 422, 501])
+@pytest.mark.parametrize("status", [301, 307, 400, 408, 421, 423, 425, 500, 501, 502, 504])
+def test_what_stood_before_the_call_ran_nothing(status):
+    """Whatever was answered to the introduction: the call was not sent."""
+    answer = Answer(status, headers={"retry-after": "9"})
+    reading = replace(read_tool_call(answer, "1", now_ms=0, max_retry_after_ms=1), not_run=True)
+    assert whether_it_ran(reading) is Ran.NO
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 405, 410, 413, 422])
 def test_what_was_refused(status):
     """Trying again would not help."""
     assert answered(status) is Ran.REFUSED
 
 
-@pytest.mark.parametrize(
-    ("status", "body"), [(500, b""), (502, b""), (504, b""), (200, b"<html>"), (202, b"")]
-)
-def test_what_may_have_run(status, body):
-    """It was sent, and what came back does not tell."""
+@pytest.mark.parametrize("status", [500, 502, 504, 501, 408, 421, 423, 425, 409, 301, 307])
+def test_what_may_have_run(status):
+    """It was sent, and what came back does not tell: not even where it asks to wait, or sends elsewhere."""
+    assert answered(status) is Ran.PERHAPS
+    assert answered(status, retry_after="9") is Ran.PERHAPS
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (202, b"")])
+def test_what_is_no_answer_of_a_tool(status, body):
+    """Somebody answered, and perhaps it was the relay."""
     assert answered(status, body) is Ran.PERHAPS
+
+
+@pytest.mark.parametrize("headers", [{}, {"retry-after": "9"}])
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"error": {"code": "in_progress"}}'])
+def test_what_is_an_unknown_outcome_to_the_daemon_is_one_to_the_proxy(headers, body):
+    """One outcome table for both: no call is queued, or called refused, that may have run."""
+    for status in range(200, 600):
+        reading = read_tool_call(Answer(status, headers, body), "1", now_ms=0, max_retry_after_ms=1)
+        verdict = judge(reading, unsafe=True, works=False)
+        if verdict.reason is Reason.OUTCOME_UNKNOWN:
+            assert whether_it_ran(reading) is Ran.PERHAPS, status
 
 
 def test_without_an_answer_it_depends_on_whether_a_byte_left():
