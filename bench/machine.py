@@ -12,6 +12,7 @@ import apsw
 
 _KB = 1024
 _MB = 1_000_000
+_WHOLE_PROCESS = 2
 
 
 def told(folder: Path) -> list[str]:
@@ -37,11 +38,9 @@ def memory_mb(pid: int, *, peak: bool = False) -> float:
 
 
 def processor_s(pid: int) -> float:
-    """Seconds that all threads of a process have been on a processor."""
-    spent_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        spent_ns += int((task / "schedstat").read_text("ascii").split()[0])
-    return spent_ns / 1e9
+    """Seconds that a process has been on a processor, threads that ended included."""
+    clock = (~pid << 3) | _WHOLE_PROCESS  # what clock_getcpuclockid(3) gives
+    return time.clock_gettime(clock)
 
 
 def descriptors(pid: int) -> int:
