@@ -4,8 +4,12 @@
 """
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "store"))  # what its tests share serves here too
 
 
 def pytest_addoption(parser):
