@@ -1,7 +1,8 @@
 """A disk that remembers in which order it was written and flushed, and what a power cut would have left.
 
-SQLite writes through a VFS of apsw, the store's own calls of `os` are watched; both stand in one log, and both
-really happen, but for the flushing. `Platter` plays the log up to a moment: what was flushed is there, of everything else any part.
+SQLite writes through a VFS of apsw, the store's own calls of `os` are watched. Both stand in one log, and both
+really happen, but for the flushing. `Platter` plays the log up to a moment: what was flushed is there, of
+everything else any part.
 """
 
 import os
@@ -115,17 +116,7 @@ class RecordedDisk(apsw.VFS):
     def recording(self, monkeypatch):
         """While this runs, the calls of `os` that change names or flush are recorded too."""
         with monkeypatch.context() as patch:
-            for name in (
-                "open",
-                "link",
-                "unlink",
-                "rename",
-                "replace",
-                "mkdir",
-                "rmdir",
-                "fsync",
-                "truncate",
-            ):
+            for name in _CALLS:
                 patch.setattr(os, name, self._watched(getattr(self, f"_{name}"), getattr(os, name)))
             patch.setattr(os, "remove", os.unlink)
             yield self
