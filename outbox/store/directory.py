@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # A producer goes by texts: pathlib takes a hook as long to load as Python itself takes to start.
-# ruff: noqa: PTH101, PTH102, PTH105, PTH112, PTH119, PTH120, PTH123
+# ruff: noqa: PTH101, PTH102, PTH105, PTH112, PTH114, PTH119, PTH120, PTH123
 
 _SLUG_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
+_FOLDERS = ("agents", "damaged", "tokens", "hooks", "sidecars")
 _OCTAL = r"\\([0-7]{3})"
 _NETWORK_FS = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "afs", "fuse.sshfs", "lustre", "beegfs")
 
@@ -65,9 +66,12 @@ class StateDirectory:
     def create(self, *, allow_network_fs: bool = False) -> StateDirectory:
         """Make STATE and STATE/agents with mode 0700; a missing folder above them is made with that mode too.
 
-        Raises StoreError when it cannot be made, or lies on a network file system (whose locks and
-        write-ahead logs cannot be trusted) and `allow_network_fs` is false.
+        Raises StoreError when it cannot be made, when a link stands in the place of one of its folders, or
+        when it lies on a network file system (whose locks and write-ahead logs cannot be trusted) and
+        `allow_network_fs` is false.
         """
+        for name in _FOLDERS:
+            self._require_no_link(name)
         try:
             _make_private(f"{self.folder}/agents")
         except OSError as error:
@@ -83,6 +87,15 @@ class StateDirectory:
             )
         return self
 
+    def _require_no_link(self, name: str) -> None:
+        """A link would lead events, tokens or evidence out of STATE; STATE itself may be one."""
+        if os.path.islink(folder := f"{self.folder}/{name}"):
+            raise StoreError(
+                f"The folder {folder!r} is a link, and what is kept here does not leave the state directory. "
+                "Nothing was stored or changed. Put a folder in its place; to keep all of it elsewhere, set "
+                "--state-dir or OUTBOX_STATE_DIR."
+            )
+
     def outbox_path(self, agent: str) -> Path:
         """The file of one agent's outbox."""
         return self.agents / file_name(agent)
@@ -93,6 +106,7 @@ class StateDirectory:
 
     def outbox_files(self) -> Iterator[Path]:
         """Every outbox file there is, of agents long gone and one being replaced too; raises StoreError."""
+        self._require_no_link("agents")
         try:
             entries = sorted(os.scandir(agents := self.agents), key=lambda entry: entry.name)
         except FileNotFoundError:
