@@ -12,7 +12,7 @@ from bench import machine
 from bench.agents import idle_percent
 from bench.figure import Figure, Row, Size, Target, ratio
 from bench.rounds import interleaved
-from bench.stage import Backlogs, Daemon, Relay, until
+from bench.stage import Backlogs, Daemon, Relay, fill, until
 
 _MOST_OF_SHORT, _MOST_IDLE_MB, _MOST_IDLE_PERCENT = 1.3, 55, 1.0
 _SHORT = 1_000
@@ -22,7 +22,7 @@ def measure(size: Size, scratch: Path) -> Iterator[Figure]:
     """Draining a long backlog beside a short one, then at rest."""
     long, seconds = size.pick(1_000_000, 20_000), 5.0 if not size.quick else 0.3
     backlogs = Backlogs(scratch)
-    states = {events: backlogs.copy(events, _new(scratch)) for events in (_SHORT, long)}
+    states = {_SHORT: _new(scratch), long: backlogs.copy(long, _new(scratch))}
     found = interleaved(
         {f"{events:,} waiting": partial(_draining_mb, state, seconds) for events, state in states.items()},
         size.rounds,
@@ -51,7 +51,8 @@ def _new(scratch: Path) -> Path:
 
 
 def _draining_mb(state: Path, seconds: float) -> float:
-    """What the first round left is less than before, and still very much; the short one begins anew."""
+    """A round takes from the long backlog much less than it has; what the short one needs is put in again."""
+    fill(state, _SHORT)
     with Relay() as relay, Daemon(state, relay.url) as daemon:
         until(lambda: relay.count().requests > 0, "the first request")
         time.sleep(seconds)
