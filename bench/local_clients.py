@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import peers
-from bench.stage import AGENT, KIND, PAYLOAD
+from bench.stage import AGENT, KIND, PAYLOAD, connected
 
 _READ_BYTES = 65_536
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, required=True, help="of each producer")
     asked = parser.parse_args()
     if asked.socket is not None:
-        lines = [_connected(asked.socket) for _ in range(asked.producers)]
+        lines = [connected(asked.socket) for _ in range(asked.producers)]
         _started(lambda: _converse(lines, asked.events))
     else:
         _started(lambda: _commit(asked.commit, asked.producers, asked.events))
@@ -56,12 +56,6 @@ def request(agent: str, body: bytes, media_type: str = "application/json") -> by
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
-
-
-def _connected(place: Path) -> socket.socket:
-    line = socket.socket(socket.AF_UNIX)
-    line.connect(os.path.relpath(place))  # a socket's name has room for 108 bytes
-    return line
 
 
 def _converse(lines: list[socket.socket], events: int) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 import tempfile
 import threading
@@ -17,7 +15,7 @@ from bench import peers
 from bench.figure import Figure, Row, Size, Target, ratio
 from bench.local_clients import request
 from bench.rounds import interleaved
-from bench.stage import AGENT, KIND, PAYLOAD, Child, Daemon, Relay, fill, open_outbox
+from bench.stage import AGENT, KIND, PAYLOAD, Child, Daemon, Relay, connected, fill, open_outbox
 from outbox.api.client import LocalClient
 
 PRODUCERS, _PROCESSES = 32, 2
@@ -139,8 +137,7 @@ def lines_per_s(place: Path, events: int) -> float:
     """Events a second that one NDJSON request hands over, each answered after its commit."""
     line = json.dumps({"kind": KIND, "payload": PAYLOAD}).encode() + b"\n"
     asking = request(AGENT, line * events, "application/x-ndjson")
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(os.path.relpath(place))
+    with connected(place) as connection:
         sender = threading.Thread(target=connection.sendall, args=(asking,))
         begun = time.perf_counter()
         sender.start()

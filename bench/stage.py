@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -182,6 +183,17 @@ class Daemon(Child):
             raise RuntimeError(f"the daemon ended with {self.process.returncode}; see daemon.log")
         there = running_daemon(state)
         return there is not None and there.pid == self.pid and self.socket.exists()
+
+
+def connected(place: Path) -> socket.socket:
+    """A connection to a Unix socket, however long its path is (a name has room for 108 bytes)."""
+    line = socket.socket(socket.AF_UNIX)
+    folder = os.open(place.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        line.connect(f"/proc/self/fd/{folder}/{place.name}")
+    finally:
+        os.close(folder)
+    return line
 
 
 # Outboxes ---------------------------------------------------------------------------------------------------
