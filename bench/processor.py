@@ -28,10 +28,13 @@ def measure(size: Size, scratch: Path) -> Iterator[Figure]:
             act()
             return (machine.processor_s(daemon.pid) - before_s) / events * 1e6
 
+        contestants: dict[str, Callable[[], float]] = {}
+        if not size.quick:
+            contestants["draining singly"] = lambda: _drain_us(scratch, 4_000, batches=False)
         found = interleaved(
             {
+                **contestants,
                 "draining grouped": lambda: _drain_us(scratch, size.pick(30_000, 1_000), batches=True),
-                "draining singly": lambda: _drain_us(scratch, size.pick(4_000, 200), batches=False),
                 "accepting one a request": lambda: cost(
                     PRODUCERS * each, lambda: clients_per_s(place, PRODUCERS, each)
                 ),
