@@ -1,7 +1,8 @@
 """HTTP/1.1 for clients that are slow, silent, half closed or gone: none of them holds a connection for ever.
 
 What this adds to uvicorn: a time for headers to come, for the rest of a request that was answered early, and
-for answers to be read; and a client that ends its side after its request still gets the answer.
+for answers to be read; a client that ends its side after its request still gets the answer; and one whose
+request turns into something that is no HTTP is a client that is gone.
 """
 
 from __future__ import annotations
@@ -53,6 +54,20 @@ class PatientProtocol(H11Protocol):
             return False
         cycle.keep_alive = False
         return True
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP ends the connection, and the request that it stands in the middle of.
+
+        Nothing more is sent for that one: h11 takes no second answer, and no half of one.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def _watch(self) -> None:
         incomplete = self.conn.their_state is h11.IDLE

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from outbox.errors import UsageError
 from outbox.event import check_agent
@@ -64,7 +64,7 @@ def _checked(agent: str) -> str:
 async def whole_body(request: Request, most_bytes: Callable[[bytes], int]) -> bytes:
     """The body; `most_bytes` says how large one that begins so may be.
 
-    Raises UsageError when it is larger (what is too much is not kept), or the client falls silent.
+    Raises UsageError when it is larger (what is too much is not kept), or the client falls silent or goes.
     """
     parts: list[bytes] = []
     size, most = 0, most_bytes(b"")
@@ -79,6 +79,8 @@ async def whole_body(request: Request, most_bytes: Callable[[bytes], int]) -> by
                 f"The request stopped in its middle for {SILENCE_S:.0f} s. {_UNCHANGED}; send it again.",
                 code="too_slow",
             ) from None
+        except ClientDisconnect:  # it may have been half closed, and hear of it
+            raise UsageError(f"The request ended in its middle. {_UNCHANGED}; send it again.") from None
         size += len(chunk)
         parts.append(chunk)
         if size > most and size > (most := most_bytes(b"".join(parts[:2]))):
