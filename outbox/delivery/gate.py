@@ -34,6 +34,7 @@ _FLUSH_INTERVAL_MS = 150
 _HEALTH_FRESH_MS = 1_000
 _LEARNED_FOR_MS = HOUR_MS
 _UNCLEAR_ANSWERS = 3
+_ENOUGH_DOUBLINGS = 16  # concurrency doubles with each acceptance
 _AUTH_STATES = {"no_token": "missing", "unauthorized": "refused"}
 
 
@@ -157,13 +158,13 @@ class Gate:
 
     # What came back ----------------------------------------------------------------------------------------
 
-    def accepted(self, permit: Permit, token: str) -> None:
-        """An event was accepted: the relay works, this path works, and its budget is whole again."""
+    def accepted(self, permit: Permit, token: str, events: int = 1) -> None:
+        """Events were accepted: the relay works, this path works, and its budget is whole again."""
         with self._mutex:
             name = permit.path
             facts = self._facts(name)
-            self._accepts[token] += 1
-            facts.accepts += 1
+            self._accepts[token] += events
+            facts.accepts += events
             self._note_acceptance(token)
             if not facts.accepted or facts.dead_end or facts.budget.in_a_row or facts.unclear:
                 self._dirty.add(f"path:{name}")
@@ -171,7 +172,7 @@ class Gate:
             facts.budget = Budget()
             self._needs_proof = False
             self._note_auth("ok")
-            self._allowed = min(self._most, self._allowed * 2)
+            self._allowed = min(self._most, self._allowed << min(events, _ENOUGH_DOUBLINGS))
             self._open(self._relay, "")
             self._open(facts.valve, name)
 

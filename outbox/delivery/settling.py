@@ -69,13 +69,20 @@ class Settler:
         settlements: list[Settlement] = []
         held: Held | None = None
         others = len(readings) > 1 and any(reading.sort is Sort.ACCEPTED for reading in readings)
+        accepted = 0  # since the gate was told last: before anything else is judged it has to know
         for row, reading in zip(taken.rows, readings, strict=True):
+            if reading.sort is Sort.ACCEPTED:
+                accepted += 1
+                settlements.append(self.acknowledge(row, reading))
+                continue
+            accepted = self._report_accepted(sending, accepted)
             verdict = self.judge(sending, reading, others_accepted=others)
             settlement, wait_ms = self._apply(row, reading, verdict, sending.path)
             settlements.append(settlement)
             self.report(sending, verdict, reading)
             if isinstance(settlement, Release) and held is None:
                 held = Held(row, sending.token, reading, verdict, wait_ms)
+        self._report_accepted(sending, accepted)
         return self.finish(sending.box, taken, settlements, held)
 
     def group(
@@ -255,8 +262,7 @@ class Settler:
         gate, permit = self._d.gate, sending.permit
         match verdict.effect:
             case Effect.ACCEPTED:
-                gate.accepted(permit, self._d.tokens.evidence(self.agent))
-                self._d.tokens.accepted(self.agent, fingerprint(sending.token))
+                self._report_accepted(sending, 1)
             case Effect.WORKS:
                 gate.works(permit)
             case Effect.CLOSE:
@@ -271,6 +277,13 @@ class Settler:
                     gate.retry_now()
             case Effect.AGENT:
                 pass
+
+    def _report_accepted(self, sending: Sending, events: int) -> int:
+        """Tell the gate of events accepted one after the other; how many are left to tell: none."""
+        if events:
+            self._d.gate.accepted(sending.permit, self._d.tokens.evidence(self.agent), events)
+            self._d.tokens.accepted(self.agent, fingerprint(sending.token))
+        return 0
 
     def trouble(self, reading: Reading, reason: str, path: str) -> Trouble:
         """What is kept of an answer."""
