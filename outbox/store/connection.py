@@ -14,8 +14,8 @@ from weakref import WeakSet
 
 import apsw
 
-from outbox.errors import StoreBusy, StoreClosed, StoreDamaged
-from outbox.store.faults import FAULTS, store_error
+from outbox.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFull
+from outbox.store.faults import FAULTS, is_write_fault, store_error
 from outbox.store.locks import OwnersLock, lifecycle_byte
 
 TYPE_CHECKING = False
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Inode = tuple[int, int]
 
 _LONGEST_PAUSE_MS = 4
+_CHECKPOINT_PAGES = 1_000
 _LOG_LEFT_BYTES = 1024 * 1024
 
 
@@ -48,6 +49,8 @@ class Connection:
         self.db = apsw.Connection(self.file, flags=apsw.SQLITE_OPEN_READWRITE)
         self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.db.set_busy_handler(self._wait_turn)
+        self.checkpoint_pages = _CHECKPOINT_PAGES
+        self.db.set_wal_hook(self._committed)
         # Inside a transaction two cursors serve: to make one costs as much as a small statement.
         self.execute = self.db.cursor().execute
         self._ask = self.db.cursor().execute
@@ -56,6 +59,7 @@ class Connection:
         self._lifecycle = lifecycle_byte(self.name)
         self._holds_file = False
         self._synchronous = ""
+        self._log_is_suspect = False
         self._closed = False
         self._durable = Transaction(self, "BEGIN IMMEDIATE", "FULL", makes_way=False)
         self._way_out = Transaction(self, "BEGIN IMMEDIATE", "FULL", makes_way=True)
@@ -142,10 +146,31 @@ class Connection:
             if self._closed:
                 return
             self.db.set_busy_handler(None)
-            _if_possible(lambda: self.db.wal_checkpoint(mode=mode))
+            try:
+                self.db.wal_checkpoint(mode=mode)
+            except apsw.Error as error:
+                self._log_is_suspect = self._log_is_suspect or is_write_fault(error)
             self.db.set_busy_handler(self._wait_turn)
 
     # For transactions --------------------------------------------------------------------------------------
+
+    def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        """What SQLite would do by itself after a commit, but would keep to itself when it fails."""
+        if 0 < self.checkpoint_pages <= pages:
+            self.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return apsw.SQLITE_OK
+
+    def distrust_log(self) -> None:
+        """A write or a flush failed: nothing is stored any more until the log is renewed (renewal.py).
+
+        It is tried at once, so that nobody finds in the log what was refused.
+        """
+        self._log_is_suspect = True
+        try:
+            with self._durable:
+                pass
+        except StoreError:
+            return  # the next one who wants to store something tries again, and is told
 
     def _wait_turn(self, tries: int) -> bool:
         """Whether to ask once more for a lock that another process has, after a pause.
@@ -174,6 +199,12 @@ class Connection:
         self._holds_file = True
         if self.was_replaced:
             raise StoreClosed(f"The file {self.name} was replaced; it has to be opened anew.")
+        if self._log_is_suspect:
+            from outbox.store.renewal import renew_log  # noqa: PLC0415 - only a failing disk needs it
+
+            self._synchronous = ""
+            renew_log(self)
+            self._log_is_suspect = False
         if synchronous != self._synchronous:
             self.db.execute(f"PRAGMA synchronous={synchronous}")
             self._synchronous = synchronous
@@ -212,6 +243,11 @@ class Connection:
         return inode_of(self.file) != self._inode
 
     @property
+    def system_errno(self) -> int:
+        """What the system said to the newest call of SQLite that failed."""
+        return 0 if self._closed else self.db.system_errno
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called, or this is a forked child and the connection was its parent's."""
         return self._closed
@@ -228,16 +264,24 @@ class Connection:
         with self.mutex:
             if self._closed:
                 return
-            self._closed = True
             wanted = checkpoint or self.log_bytes() > _LOG_LEFT_BYTES
             may_checkpoint = wanted and self.locks.take_shared(self._lifecycle, 0)
             try:
                 if may_checkpoint and not self.was_replaced:
-                    self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+                    self._checkpoint_at_close()
+                self._closed = True
                 self.db.close()
             finally:
                 if may_checkpoint:
                     self.locks.give_shared(self._lifecycle)
+
+    def _checkpoint_at_close(self) -> None:
+        """SQLite's own checkpoint at the end does not tell when it fails: it finds nothing left to do."""
+        self.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+        if self._log_is_suspect:
+            self.distrust_log()
+        if not self._log_is_suspect:
+            self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
 
     def leave_to_parent(self) -> None:
         """Close the child's copy; the parent's connection and its locks are not affected."""
@@ -280,24 +324,29 @@ class Transaction:
         except BaseException as error:
             connection.leave()
             if isinstance(error, FAULTS):
-                raise store_error(error, connection.file) from error
+                raise store_error(error, connection.file, connection.system_errno) from error
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        connection = self._connection
+        connection, system_errno = self._connection, 0
         try:
             if error is None:
                 connection.execute("COMMIT")
         except FAULTS as failed:
             error = failed
         finally:
+            if error is not None:
+                system_errno = connection.system_errno
             connection.leave()
         if isinstance(error, FAULTS):
-            if self._makes_way and isinstance(error, apsw.FullError):
+            told = store_error(error, connection.file, system_errno)
+            if self._synchronous and is_write_fault(error):
+                connection.distrust_log()
+            if self._makes_way and isinstance(told, StoreFull):
                 connection.make_way()
-            raise store_error(error, connection.file) from error
+            raise told from error
 
 
 def _if_possible(act: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import apsw
@@ -13,10 +14,33 @@ Fault = apsw.Error | UnicodeDecodeError
 FAULTS = (apsw.Error, UnicodeDecodeError)
 
 
-def store_error(error: Fault, path: str | os.PathLike[str]) -> StoreError:
-    """The error to raise in the place of `error`, which came from the file at `path`."""
+# What the system says of a disk that is full: no space, or none left for this user.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+_WRITE_FAULTS = (
+    apsw.SQLITE_IOERR_WRITE,
+    apsw.SQLITE_IOERR_FSYNC,
+    apsw.SQLITE_IOERR_DIR_FSYNC,
+    apsw.SQLITE_IOERR_TRUNCATE,
+)
+
+
+def is_write_fault(error: BaseException) -> bool:
+    """Whether the disk failed to write or to flush: what was written before may be in memory only."""
+    return isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) in _WRITE_FAULTS
+
+
+def store_error(error: Fault, path: str | os.PathLike[str], system_errno: int = 0) -> StoreError:
+    """The error to raise in the place of `error`, which came from the file at `path`.
+
+    `system_errno` is what the system said, where that is known: SQLite takes a quota, and no room for one
+    more file, for other faults.
+    """
     name = os.fspath(path).rpartition("/")[2]
     match error:
+        case apsw.IOError() | apsw.CantOpenError() if system_errno in NO_ROOM:
+            return _full(name)
         case apsw.BusyError() | apsw.LockedError():
             return StoreBusy(
                 f"The file {name} was locked by another program for too long. "

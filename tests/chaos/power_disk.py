@@ -1,13 +1,14 @@
 """A disk that remembers in which order it was written and flushed, and what a power cut would have left.
 
-SQLite writes through a VFS of apsw, the store's own calls of `os` are watched. Both stand in one log, and both
-really happen, but for the flushing. `Platter` plays the log up to a moment: what was flushed is there, of
-everything else any part.
+SQLite writes through a VFS of apsw, the store's own calls of `os` are watched. Both stand in one log, and
+both really happen, but for the flushing. `Platter` plays the log up to a moment: what was flushed is there,
+of everything else any part.
 """
 
+import errno
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import apsw
 SECTOR_BYTES = 512
 FOLDER = -1  # what a name of a folder stands for, in the place of a file's number
 
-_CALLS = ("open", "link", "unlink", "rename", "replace", "mkdir", "rmdir", "fsync", "truncate")
+_CALLS = ("open", "link", "unlink", "rename", "replace", "mkdir", "rmdir", "fsync", "truncate", "pwrite")
 _HAS_FOLDER_SYNC = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
 
 
@@ -27,7 +28,7 @@ _HAS_FOLDER_SYNC = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.S
 class Entry:
     """One thing that happened. `act` says what the other fields mean; `note` is for whoever plays the log."""
 
-    act: str  # write | truncate | content | sync | names | sync_folder | note
+    act: str  # write | truncate | content | sync | failed_sync | names | sync_folder | note
     file: int = 0
     offset: int = 0
     data: bytes = b""
@@ -41,6 +42,7 @@ class RecordedDisk(apsw.VFS):
     def __init__(self, root):
         self.root = os.path.realpath(root)
         self.log = []
+        self.fails = lambda act, path: False  # whether this write or sync goes wrong
         self.of_sqlite = set()
         self._files = {}  # path -> number
         self._numbers = count(1)
@@ -183,6 +185,15 @@ class RecordedDisk(apsw.VFS):
         if (file := self.number(os.fspath(path))) is not None:
             self.log.append(Entry("truncate", file, size))
 
+    def _pwrite(self, real, fd, data, offset):
+        path = self._inside(_at("", fd))
+        if path is not None and self.fails("write", path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        written = real(fd, data, offset)
+        if path is not None:
+            self.log.append(Entry("write", self.number(path), offset, bytes(data[:written])))
+        return written
+
     def _fsync(self, real, fd):
         path = self._inside(_at("", fd))
         if path is None:
@@ -192,6 +203,9 @@ class RecordedDisk(apsw.VFS):
             self.folder_synced(path)
         elif (file := self.number(path)) is not None:
             self._seen(path)
+            if self.fails("sync", path):
+                self.log.append(Entry("failed_sync", file))
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             self.synced(file)
 
     # Names -------------------------------------------------------------------------------------------------
@@ -221,6 +235,8 @@ class _File(apsw.VFSFile):
         return self._number
 
     def xWrite(self, data, offset):  # noqa: N802 - SQLite's name
+        if self._file() is not None and self._disk.fails("write", self._path):
+            raise _io_error(apsw.SQLITE_IOERR_WRITE)
         super().xWrite(data, offset)
         if self._file() is not None:
             self._disk.log.append(Entry("write", self._number, offset, bytes(data)))
@@ -233,10 +249,19 @@ class _File(apsw.VFSFile):
     def xSync(self, flags):  # noqa: N802 - SQLite's name
         if self._file() is None:  # flushing is what the log tells of: nothing is really flushed
             return
+        if self._disk.fails("sync", self._path):
+            self._disk.log.append(Entry("failed_sync", self._number))
+            raise _io_error(apsw.SQLITE_IOERR_FSYNC)
         self._disk.synced(self._number)
         if self._syncs_folder:  # os_unix.c: the first flush of a log flushes its folder as well
             self._syncs_folder = False
             self._disk.folder_synced(os.path.dirname(self._path))
+
+
+def _io_error(extended):
+    error = apsw.IOError("the test's disk fails")
+    error.extendedresult = extended
+    return error
 
 
 class NeverFlushed(apsw.VFS):
@@ -265,12 +290,44 @@ def _at(path, dir_fd):
 # What is left -----------------------------------------------------------------------------------------------
 
 
-@dataclass
 class _Content:
-    """A file: what is flushed, and what was written since."""
+    """A file: what is flushed, and every write since the first that is not.
 
-    flushed: bytearray = field(default_factory=bytearray)
-    unflushed: list = field(default_factory=list)
+    After a flush that failed Linux takes what was written before for written: no later flush writes it again.
+    """
+
+    def __init__(self):
+        self._flushed = bytearray()
+        self._later = []  # [entry, whether it is flushed, whether it was given up]
+
+    def add(self, entry):
+        """One more write."""
+        self._later.append([entry, False, False])
+
+    def flush(self):
+        """All is on the platter but what was given up."""
+        for one in self._later:
+            one[1] = one[1] or not one[2]
+        while self._later and self._later[0][1]:
+            _apply(self._flushed, self._later.pop(0)[0])
+
+    def give_up(self):
+        """The flush failed."""
+        for one in self._later:
+            one[2] = not one[1]
+
+    def left(self, chance):
+        """What may be there after a power cut."""
+        left = bytearray(self._flushed)
+        is_torn = chance.random() < 0.3
+        kept = {id(one) for one in _some([one for one in self._later if not one[1]], chance)}
+        for one in self._later:
+            if one[1]:
+                _apply(left, one[0])
+            elif id(one) in kept:
+                for part in _torn(one[0], chance) if is_torn else (one[0],):
+                    _apply(left, part)
+        return left
 
 
 class Platter:
@@ -289,12 +346,11 @@ class Platter:
         elif entry.act == "sync_folder":
             self._flush_folder(entry.names[0][0])
         elif entry.act == "sync":
-            content = self._content(entry.file)
-            for one in content.unflushed:
-                _apply(content.flushed, one)
-            content.unflushed.clear()
+            self._content(entry.file).flush()
+        elif entry.act == "failed_sync":
+            self._content(entry.file).give_up()
         elif entry.act != "note":
-            self._content(entry.file).unflushed.append(entry)
+            self._content(entry.file).add(entry)
 
     def lay_out(self, folder, chance):
         """Write what is left below `folder`; `chance` decides what of the unflushed was."""
@@ -309,15 +365,7 @@ class Platter:
                 if file == FOLDER:
                     target.mkdir(mode=0o700, parents=True, exist_ok=True)
                 else:
-                    target.write_bytes(self._left_of(self._content(file), chance))
-
-    def _left_of(self, content, chance):
-        left = bytearray(content.flushed)
-        is_torn = chance.random() < 0.3
-        for entry in _some(content.unflushed, chance):
-            for part in _torn(entry, chance) if is_torn else (entry,):
-                _apply(left, part)
-        return left
+                    target.write_bytes(self._content(file).left(chance))
 
     def _content(self, file):
         return self._files.setdefault(file, _Content())

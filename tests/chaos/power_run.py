@@ -130,7 +130,7 @@ class Run:
             is_new = not self._state.outbox_path(agent).exists()
             create_outbox(self._state, agent, Limits(), bounds, NOW)
             box = self._boxes[agent] = open_outbox(self._state, self._state.outbox_file(agent))
-            box.db.wal_autocheckpoint(self._chance.choice((0, 6, 30, 1_000)))
+            box.checkpoint_pages = self._chance.choice((0, 6, 30, 1_000))
             if is_new:
                 self._note("commit", agent, held(box))
                 self._promise(box)
