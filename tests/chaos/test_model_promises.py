@@ -9,14 +9,15 @@ import tempfile
 from pathlib import Path
 
 import apsw
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from model import PromisedOutbox
 from store import boxes
 
 from outbox.errors import OutboxError, StoreClosed, StoreHeld
-from outbox.gap import GAP_KIND
+from outbox.gap import GAP_KIND, widen
 from outbox.outcome import Ack, Bury, Reason, Release
 from outbox.store.dead import discard, replay
 from outbox.store.dropping import expire
@@ -381,15 +382,38 @@ def orphan_an_index(path):
         db.execute("DELETE FROM sqlite_schema WHERE name = 'receipts_by_time'")
 
 
-def test_any_sequence_of_acts_keeps_the_promises(rounds):
-    """P1 to P3, P6, P8, P10 and P11, on real files; `--rounds N` plays N sequences."""
+def play(examples, **more):
+    """Play so many sequences; raises what the first that broke a promise raised."""
     run_state_machine_as_test(
         KeepsItsPromises,
         settings=settings(
-            max_examples=rounds(25),
+            max_examples=examples,
             stateful_step_count=60,
             deadline=None,
             print_blob=True,
             suppress_health_check=list(HealthCheck),
+            **more,
         ),
     )
+
+
+def test_any_sequence_of_acts_keeps_the_promises(rounds):
+    """P1 to P3, P6, P8, P10 and P11, on real files; `--rounds N` plays N sequences."""
+    play(rounds(25))
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        ("outbox.store.sending.remember", lambda *_: None),
+        ("outbox.store.sending._CRASHES_FOR_BLAME", 2),
+        ("outbox.store.rebuild._Rebuilding._may_be_in_flight", lambda *_: False),
+        ("outbox.store.dropping.widen", lambda _, lost, reason: widen(None, lost, reason)),
+    ],
+    ids=["delivered keys are forgotten", "blamed too early", "repeated after mending", "told of one alone"],
+)
+def test_a_store_that_breaks_a_promise_is_found_out(monkeypatch, place, wrong):
+    """The comparison is worth something: each of these faults is noticed."""
+    monkeypatch.setattr(place, wrong)
+    with pytest.raises(AssertionError):
+        play(500, phases=[Phase.generate], database=None, report_multiple_bugs=False)
