@@ -34,12 +34,13 @@ def is_write_fault(error: BaseException) -> bool:
 def store_error(error: Fault, path: str | os.PathLike[str], system_errno: int = 0) -> StoreError:
     """The error to raise in the place of `error`, which came from the file at `path`.
 
-    `system_errno` is what the system said, where that is known: SQLite takes a quota, and no room for one
-    more file, for other faults.
+    `system_errno` is what the system said, where that is known: SQLite takes a spent quota for another fault.
     """
     name = os.fspath(path).rpartition("/")[2]
     match error:
-        case apsw.IOError() | apsw.CantOpenError() if system_errno in NO_ROOM:
+        case apsw.IOError() if system_errno in NO_ROOM:
+            return _full(name)
+        case apsw.CantOpenError() if _has_no_room(path):
             return _full(name)
         case apsw.BusyError() | apsw.LockedError():
             return StoreBusy(
@@ -64,6 +65,23 @@ def store_error(error: Fault, path: str | os.PathLike[str], system_errno: int = 
             return StoreClosed(f"The outbox {name} is closed. Nothing was stored.")
         case _:
             return StoreError(f"The file {name} could not be used: {error}. Nothing was stored.")
+
+
+def unmovable(name: str) -> StoreDamaged:
+    """The error when a row that was read can be neither removed nor moved: it is not where it seems to be."""
+    return StoreDamaged(
+        f"The file {name} is damaged: an event in it can be read, and not be removed. Nothing was changed. "
+        "Run: outbox doctor"
+    )
+
+
+def _has_no_room(path: str | os.PathLike[str]) -> bool:
+    """Whether no file can be made beside this one: no block or no inode is free (statvfs(3))."""
+    try:
+        disk = os.statvfs(os.fspath(path).rpartition("/")[0] or ".")
+    except OSError:
+        return False
+    return not disk.f_bavail or (disk.f_files > 0 and not disk.f_favail)
 
 
 def _full(name: str) -> StoreFull:

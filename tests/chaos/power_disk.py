@@ -433,3 +433,23 @@ def _apply(content, entry):
         end = entry.offset + len(entry.data)
         content.extend(bytes(max(0, end - len(content))))
         content[entry.offset : end] = entry.data
+
+
+class Least:
+    """The chance of a disk that keeps nothing but what was flushed."""
+
+    def choice(self, _):
+        """Of the ways in which unflushed writes may be left."""
+        return "nothing"
+
+    def random(self):
+        """No write is torn."""
+        return 1.0
+
+
+class Most(Least):
+    """That of one that keeps everything, as when only the process is killed."""
+
+    def choice(self, _):
+        """All of them."""
+        return "all"

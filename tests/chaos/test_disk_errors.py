@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 from boxes import NOW, ack, event, first, make_box, release, seqs, state_in, take, tool_call
-from power_disk import Platter, RecordedDisk
+from power_disk import Least, Most, Platter, RecordedDisk
 
 from outbox.errors import StoreError
 from outbox.store.directory import StateDirectory
@@ -15,26 +15,6 @@ from outbox.store.enqueue import Receipt, enqueue
 from outbox.store.file import open_outbox
 from outbox.store.sending import claim, recover, settle
 from outbox.store.verify import verify_counters, verify_pages
-
-
-class Least:
-    """The chance of a disk that keeps nothing but what was flushed."""
-
-    def choice(self, _):
-        """Of the ways in which unflushed writes may be left."""
-        return "nothing"
-
-    def random(self):
-        """No write is torn."""
-        return 1.0
-
-
-class Most(Least):
-    """That of one that keeps everything, as when only the process is killed."""
-
-    def choice(self, _):
-        """All of them."""
-        return "all"
 
 
 @pytest.fixture

@@ -4,9 +4,13 @@ import os
 import random
 import shutil
 
+from boxes import NOW, ack, dead_seqs, make_box, put, seqs, state_in, take, tool_call
 from power_check import Story, check, next_state
-from power_disk import NeverFlushed, Platter, RecordedDisk
+from power_disk import Least, NeverFlushed, Platter, RecordedDisk
 from power_run import AGENTS, Run
+
+from outbox.store.file import open_outbox
+from outbox.store.sending import recover, settle
 
 ACTS = 90
 POINTS = 300
@@ -29,7 +33,7 @@ def play(folder, name, monkeypatch):
         run = Run(disk, chance, patch)
         run.play(ACTS)
     log, platter, stories = disk.log, Platter(folder), {agent: Story() for agent in AGENTS}
-    points = set(random.Random(f"{name}/points").sample(range(len(log)), min(POINTS, len(log))))
+    points = chosen(log, random.Random(f"{name}/points"))
     unflushed = NeverFlushed()
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     for index, entry in enumerate(log):
@@ -39,6 +43,13 @@ def play(folder, name, monkeypatch):
         if entry.act == "note":
             stories[entry.note.agent].hear(entry.note)
     unflushed.unregister()
+
+
+def chosen(log, chance):
+    """Half of the points where names change or are flushed, which is seldom, and any others."""
+    names = [index for index, entry in enumerate(log) if entry.act in ("names", "sync_folder")]
+    rare = {index + chance.randint(0, 1) for index in chance.sample(names, len(names) // 2)}
+    return rare | set(chance.sample(range(len(log)), max(0, min(POINTS, len(log)) - len(rare))))
 
 
 def cut(folder, name, index, log, platter, stories, run):
@@ -54,3 +65,25 @@ def cut(folder, name, index, log, platter, stories, run):
         print(f"run {name}, cut before entry {index} of {len(log)} ({log[index].act}), in {act}; see {left}")
         raise
     shutil.rmtree(left)
+
+
+def test_a_settlement_that_was_not_flushed_repeats_no_unsafe_call(tmp_path, monkeypatch):
+    """What the relay answered is lost in the cut; that the call was sent is not."""
+    disk = RecordedDisk(tmp_path / "disk")
+    (tmp_path / "disk").mkdir()
+    with disk.recording(monkeypatch):
+        box = make_box(state_in(f"{disk.root}/state"))
+        put(box, tool_call(idempotency_key="call"))
+        taken = take(box, unsafe=True)
+        settle(box, taken, [ack(row) for row in taken.rows], now_ms=NOW)
+        box.close()
+    platter = Platter(disk.root)
+    for entry in disk.log:
+        platter.play(entry)
+    (tmp_path / "left").mkdir()
+    platter.lay_out(tmp_path / "left", Least())
+    state = state_in(tmp_path / "left/state")
+    left = open_outbox(state, state.outbox_path("builder"))
+    assert recover(left, now_ms=NOW) == [1]
+    assert (seqs(left), dead_seqs(left)) == ([], [1])
+    left.close()
