@@ -143,7 +143,7 @@ def outboxes(daemon):
 def test_requests_of_every_ugliness(daemon, chance, over, rounds):
     """Broken, pipelined, cut, half closed: each is answered or closed, and what is receipted is on disk."""
     receipted = set()
-    for _ in range(rounds(400)):
+    for _ in range(rounds(20) * 20):
         data = b"".join(a_request(chance) for _ in range(chance.choice([1, 1, 1, 2, 5])))
         answer = said_to(daemon, over, data, chance)
         receipted |= receipts_in(answer)

@@ -116,7 +116,7 @@ def require_sound(home):
 def test_a_line_is_an_event_or_an_error_in_words(chance, rounds):
     """No line raises anything else, and its error is one line that can be printed."""
     drafts, refusals = [], []
-    for _ in range(rounds(3_000)):
+    for _ in range(rounds(30) * 100):
         try:
             drafts.append(parse_event(hostile(chance, chance.choice(LINES)), Limits()))
         except UsageError as error:
@@ -128,7 +128,7 @@ def test_a_line_is_an_event_or_an_error_in_words(chance, rounds):
 
 def test_lines_given_to_the_command_are_stored_or_named(chance, place, rounds):
     """As many receipts as stored events, a refusal for each other line, and nothing in between."""
-    lines = [hostile(chance, chance.choice(LINES)) for _ in range(rounds(1_000))]
+    lines = [hostile(chance, chance.choice(LINES)) for _ in range(rounds(10) * 100)]
     status, out, err = call("enqueue", "--agent", "builder", "--json", stdin=b"\n".join(lines))
     assert status == 4
     require_readable(out, err)
@@ -153,7 +153,7 @@ def test_an_export_that_was_tampered_with(chance, place, rounds):
     _, export, _ = call("export")
     records = [json.loads(line) for line in export.splitlines()]
     source = place / "source"
-    for n in range(rounds(120)):
+    for n in range(rounds(30) * 4):
         some = [
             hostile(chance, one) if chance.random() < 0.5 else json.dumps(one).encode() for one in records
         ]
@@ -181,7 +181,7 @@ def test_a_seed_runners_file_that_is_broken(chance, place, rounds):
     """Pages changed, odd rows: taken or refused by row, the file itself never changed."""
     odd = ["\0", "\ud800", "x" * 100_000, b"\xff\xfe", -1, 2**62, 1.5, "NaN", '{"a":', "[" * 5_000, "", "{}"]
     source = place / "source"
-    for n in range(rounds(30)):
+    for n in range(rounds(15) * 2):
         rows = [seed_row(m) for m in range(1, 6)]
         for row in rows:
             for name in chance.sample(sorted(row), chance.randrange(3)):
@@ -202,7 +202,7 @@ def test_a_seed_runners_file_that_is_broken(chance, place, rounds):
 def test_a_hooks_call_is_exit_0_and_silent(chance, place, rounds, monkeypatch):
     """Whatever a runner gives: status 0, nothing on stdout, at most one readable line on stderr."""
     monkeypatch.delenv("OUTBOX_SOCKET", raising=False)
-    for _ in range(rounds(120)):
+    for _ in range(rounds(30) * 4):
         runner, value = chance.choice(HOOKS)
         status, out, err = call("hook", runner, stdin=hostile(chance, value))
         assert (status, out) == (0, "")

@@ -33,7 +33,7 @@ LINES = [
 def test_lines_of_every_ugliness(tmp_path, seed, rounds, agent):
     """Without a relay: it goes on to the last line, ends with 0, and what it queued is that agent's."""
     chance = random.Random(seed)
-    lines = [hostile(chance, chance.choice(LINES)).replace(b"\n", b" ") for _ in range(rounds(150))]
+    lines = [hostile(chance, chance.choice(LINES)).replace(b"\n", b" ") for _ in range(rounds(15) * 10)]
     with ProxyProcess(tmp_path, NOBODY, "--buffer", "note_*", agent=agent) as proxy:
         proxy.hello()
         for line in lines:

@@ -53,7 +53,7 @@ def test_files_of_odd_values(chance, tmp_path, rounds):
     """Whatever stands in the file, reading it raises nothing."""
     file = tmp_path / "outbox.toml"
     faulty = 0
-    for _ in range(rounds(400)):
+    for _ in range(rounds(20) * 20):
         file.write_bytes(a_file(chance))
         report = examine(environ={"HOME": str(tmp_path)}, config_path=str(file))
         require_told(report)
@@ -66,7 +66,7 @@ def test_our_own_file_with_something_broken(chance, tmp_path, rounds):
     whole = (ROOT / "config" / "outbox.toml").read_bytes()
     whole = b"\n".join(line.removeprefix(b"# ") if b" = " in line else line for line in whole.split(b"\n"))
     file = tmp_path / "outbox.toml"
-    for _ in range(rounds(40)):
+    for _ in range(rounds(10) * 4):
         file.write_bytes(broken(chance, whole))
         require_told(examine(environ={"HOME": str(tmp_path)}, config_path=str(file)))
 
@@ -76,7 +76,7 @@ def test_environments_of_odd_texts(chance, tmp_path, rounds):
     variables = sorted({name for key in KEYS.values() for name in (key.variable, *key.aliases)})
     odd = [os.fsdecode(text.replace(b"\0", b"")) for text in [*UGLY, *WRITTEN]]
     odd += [str(value).replace("\0", "") for value in ODD_VALUES if value != "\ud800"]
-    for _ in range(rounds(300)):
+    for _ in range(rounds(15) * 20):
         environ = {name: chance.choice(odd) for name in chance.sample(variables, chance.randrange(1, 8))}
         environ |= {KEYS[name].variable: secret for name, secret in SECRETS.items() if chance.random() < 0.3}
         environ |= {chance.choice(["OUTBOX_", "OUTBOX_RELAY_TOKN", "OUTBOX_X\x1b"]): "x"}
