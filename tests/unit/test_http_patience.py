@@ -1,4 +1,4 @@
-"""Slow, silent and half-closed clients of the local HTTP: each has its time, and none keeps others waiting."""
+"""Slow, silent and half-closed clients of the local HTTP: each has its time, and keeps nobody waiting."""
 
 import json
 import socket
