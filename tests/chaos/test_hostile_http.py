@@ -77,6 +77,7 @@ def daemon(tmp_path_factory):
     state = tmp_path_factory.mktemp("hostile") / "state"
     settings = {"daemon.flush_timeout_s": "0.1", "relay.token": SECRET, "bounds.min_free_disk_bytes": "0"}
     with DaemonProcess(state, NOBODY, settings, flags=["--http", "127.0.0.1:0"]) as daemon:
+        daemon.address = daemon.said("serving")[-1]["http"]
         yield daemon
 
 
@@ -99,7 +100,7 @@ def a_request(chance):
 def connected(daemon, over):
     """A connection by the Unix socket, or by TCP."""
     if over == "tcp":
-        host, _, port = daemon.said("serving")[-1]["http"].rpartition(":")
+        host, _, port = daemon.address.rpartition(":")
         return socket.create_connection((host, int(port)), timeout=20)
     connection = UnixConnection(daemon.state.path / "outbox.sock")
     connection.connect()
