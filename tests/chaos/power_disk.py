@@ -121,8 +121,10 @@ class RecordedDisk(apsw.VFS):
             for name in _CALLS:
                 patch.setattr(os, name, self._watched(getattr(self, f"_{name}"), getattr(os, name)))
             patch.setattr(os, "remove", os.unlink)
-            yield self
-        self.unregister()
+            try:
+                yield self
+            finally:
+                self.unregister()
 
     def _watched(self, recorded, real):
         def call(*args, **options):
@@ -264,14 +266,23 @@ def _io_error(extended):
     return error
 
 
-class NeverFlushed(apsw.VFS):
-    """The disk of those who only look at what is left: they need not wait for it."""
+@contextmanager
+def never_flushed(monkeypatch):
+    """Those who only look at what is left need not wait for the disk."""
+    vfs = _NeverFlushed()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda fd: None)
+            yield
+    finally:
+        vfs.unregister()
 
+
+class _NeverFlushed(apsw.VFS):
     def __init__(self):
         super().__init__("never-flushed", "unix", makedefault=True)
 
     def xOpen(self, name, flags):  # noqa: N802 - SQLite's name
-        """Every file that SQLite opens."""
         return _NeverFlushedFile("unix", name, flags)
 
 
