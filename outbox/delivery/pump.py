@@ -30,6 +30,7 @@ from outbox.wire_text import archive_chunks
 from relay_client import Sort
 
 _TIDY_EVERY_MS = 60_000
+_NOT_MATCHING = "the stored text does not match its checksum"
 
 
 class Pump:
@@ -134,6 +135,8 @@ class Pump:
 
     def _send_head(self, box: OutboxFile, row: Row) -> Turn:
         path = self._d.routes.path_of(row)
+        if not row.sound:  # its kind may be as wrong as the rest
+            return self._bury_unsent(box, Reason.DAMAGED, _NOT_MATCHING, path or "")
         if path is None:
             return self._bury_unsent(box, Reason.UNKNOWN_KIND, f'kind "{row.kind}" is not known here', "")
         if dead := self._dead_unsent(row, path):
@@ -157,8 +160,6 @@ class Pump:
 
     def _dead_unsent(self, row: Row, path: str) -> tuple[Reason, str] | None:
         """Why this event is a dead letter without being sent, if it is."""
-        if not row.sound:
-            return Reason.DAMAGED, "the stored text does not match its checksum"
         if self._d.gate.is_dead_end(path):
             return Reason.NO_ENDPOINT, f"the relay has no {path}"
         if self._d.gate.is_stuck(first_try_as_head_ms(row.history), self._d.tokens.evidence(self.agent)):

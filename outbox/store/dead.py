@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import apsw
+
 from outbox.errors import StoreFull, UsageError
 from outbox.event import Accepted, row_checksum
 from outbox.gap import GAP_KIND
@@ -16,6 +18,7 @@ from outbox.record import Record
 from outbox.store import statements as sql
 from outbox.store.dropping import drop_dead
 from outbox.store.enqueue import extra_text
+from outbox.store.faults import unmovable
 from outbox.store.file import OutboxFile
 from outbox.store.inspect import DeadLetter
 from outbox.store.receipts import remember
@@ -28,13 +31,17 @@ _Done = TypeVar("_Done")
 def bury_row(box: OutboxFile, row: Row, bury: Bury, now_ms: int) -> None:
     """Move a row to the dead letters, and the oldest of them out when they are too many; in a transaction.
 
-    A gap is no event: refused, it is counted and removed.
+    A gap is no event: refused, it is counted and removed. Raises StoreDamaged when the row cannot be moved:
+    it would be the head for ever.
     """
     if row.kind == GAP_KIND:
         _delete(box, row.seq)
         box.run(sql.ADD_TOTAL, "gap_refused", 1)
         return
-    _insert_dead(box, row, bury, now_ms)
+    try:
+        _insert_dead(box, row, bury, now_ms)
+    except apsw.ConstraintError as error:
+        raise unmovable(box.name) from error
     _delete(box, row.seq)
     box.run(sql.COUNT_SETTLED, 1, row.size_bytes, 0)
     box.run(sql.COUNT_BURIED, 1, row.size_bytes)
@@ -61,6 +68,8 @@ def _insert_dead(box: OutboxFile, row: Row, bury: Bury, now_ms: int) -> None:
 
 def _delete(box: OutboxFile, seq: int) -> None:
     box.run(sql.DELETE_EVENT, seq)
+    if not box.db.changes():
+        raise unmovable(box.name)
     box.run(sql.DELETE_TRIES, seq)
 
 

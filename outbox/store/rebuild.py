@@ -166,7 +166,7 @@ class _Rebuilding:
         self.result = Rebuilt(counted=old is not None)
         self._earlier = earlier
         self._target, self._wreck, self._old = target, wreck, old
-        self._soundness = Soundness(wreck.streams, target.agent)
+        self._soundness = Soundness(wreck.streams, target.agent, mixed=wreck.mixed)
         self._last_seq = old.last_seq if old else wreck.last_seq()
         self._queued_bytes = 0
         self._open_gap_seq: int | None = None

@@ -32,10 +32,11 @@ from outbox.store.faults import store_error
 from outbox.store.locks import lifecycle_byte, owners_lock
 from outbox.store.rebuild import EarlierGap, Rebuilt, rebuild
 from outbox.store.rules import encode_rules
-from outbox.store.wreck import OTHER_AGENT, Wreck, fault_of
+from outbox.store.wreck import OTHER_AGENT, Wreck, fault_of, file_is_of, log_is_of
 
 _LONGEST_WAIT_S = 5.0
 _SIDES = ("-wal", "-shm")
+_FOREIGN_LOG = "the log beside it belongs to another agent"
 
 
 def set_aside(state: StateDirectory, path: Path, agent: str | None, now_ms: int) -> Damage | None:
@@ -111,7 +112,7 @@ def _mended(case: _Case) -> bool:
         with _workplace(case.state, path) as folder:
             copy = folder / path.name
             _copy(path, copy)
-            if fault := _fault(copy, path.name):
+            if fault := _fault(case, copy):
                 _make(case, copy, fault)
                 return True
     except BaseException:
@@ -154,16 +155,19 @@ def _copy(path: Path, copy: Path) -> None:
         shutil.copyfile(log, _side(copy, "-wal"))
 
 
-def _fault(copy: Path, name: str) -> str:
+def _fault(case: _Case, copy: Path) -> str:
     """What is wrong; a log that is another agent's is left out of the copy from here on."""
+    name, log = case.path.name, _side(copy, "-wal")
     fault = fault_of(copy, name)
-    log = _side(copy, "-wal")
-    if fault == OTHER_AGENT and log.exists():
+    if not fault:
+        return ""
+    others = {path.name for path in case.state.outbox_files()} - {name}
+    if log.exists() and (fault == OTHER_AGENT or log_is_of(copy, name, others)):
         log.unlink()
         fault = fault_of(copy, name)
-        if fault != OTHER_AGENT:
-            return "the log beside it belongs to another agent"
-    if fault == OTHER_AGENT:
+        if fault != OTHER_AGENT and not file_is_of(copy, name, others):
+            return _FOREIGN_LOG
+    if fault == OTHER_AGENT or file_is_of(copy, name, others):
         raise StoreDamaged(
             f"The file {name} holds the outbox of another agent. It was left alone. Give it its own name."
         )
@@ -193,7 +197,7 @@ def _rebuilt(case: _Case, copy: Path, draft: Path, fault: str) -> tuple[str, Reb
     path, rules, template = case.path, _rules_text(case.state), copy.with_name("template")
     _touch(template)
     make_file(template, "", "", rules, case.now_ms)
-    wreck = Wreck(copy, path.name, template)
+    wreck = Wreck(copy, path.name, template, mixed=fault == _FOREIGN_LOG)
     try:
         owner = wreck.agent or (case.agent if case.agent and file_name(case.agent) == path.name else None)
         if owner is None:

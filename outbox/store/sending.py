@@ -18,6 +18,7 @@ from outbox.gap import decode as decode_gap
 from outbox.outcome import Ack, Act, Blocked, Bury, Reason, Release, Settlement, State, Trouble, move
 from outbox.store import statements as sql
 from outbox.store.dead import bury_row
+from outbox.store.faults import unmovable
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember
 from outbox.store.row import CRASHED, Row, longer_history, sender_row, storable
@@ -65,6 +66,8 @@ def claim(
             rows = choose(sender_row(box.stream, raw) for raw in raws)
         if not rows:
             return None
+        if rows[-1].seq < 1:  # no event has such a number: it is read where nothing is
+            raise unmovable(box.name)
         move(State.WAITING, Act.CLAIM)
         if open_gap_seq is not None and open_gap_seq <= rows[-1].seq:
             rows = [_frozen(box, row) if row.seq == open_gap_seq else row for row in rows]
@@ -120,7 +123,10 @@ def _acknowledge(box: OutboxFile, acks: list[tuple[Row, Ack]], now_ms: int) -> N
     if not acks:
         return
     delivered, tool_error = move(State.IN_FLIGHT, Act.ACK), move(State.IN_FLIGHT, Act.TOOL_SAID_NO)
+    changes = box.db.total_changes()
     box.run_many(sql.DELETE_EVENT, [(row.seq,) for row, _ in acks])
+    if box.db.total_changes() - changes < len(acks):
+        raise unmovable(box.name)
     box.run_many(sql.DELETE_TRIES, [(row.seq,) for row, _ in acks if row.first_try_at_ms is not None])
     events = [(row, ack) for row, ack in acks if row.kind != GAP_KIND]
     remember(

@@ -18,9 +18,13 @@ _NO_TRIES = (0, 0, 0, None, None, None)
 class Soundness:
     """Proves rows of one outbox, whose agent is known, and whose ids `streams` may be."""
 
-    def __init__(self, streams: tuple[str, ...], agent: str) -> None:
-        """A checksum covers the file's id: what another file holds does not match."""
+    def __init__(self, streams: tuple[str, ...], agent: str, *, mixed: bool = False) -> None:
+        """A checksum covers the file's id: what another file holds does not match.
+
+        A digest does not: where files are `mixed` it proves nothing.
+        """
         self._streams = streams
+        self._mixed = mixed
         self._agent = agent
 
     def row(self, raw: tuple[Any, ...]) -> tuple[Row, str | None]:
@@ -32,7 +36,7 @@ class Soundness:
 
     def _by_its_digest(self, columns: list[Any]) -> Row:
         row = sender_row("", (*columns, *_NO_TRIES))
-        if self._streams:
+        if self._streams or self._mixed:
             return row
         seq, kind, key, wire, _, at_ms, *_ = columns
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ _LONGEST_READ_S = 15.0  # of one table: producers wait meanwhile
 _MOST_LOG_PAGES = 100
 _MOST_TIMES_CUT = 1_000  # a header that tells of a file so many times as long is not believed
 _PREFIX = "*** in database main ***"
-_STREAM = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_STREAM = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 _BAD = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SchemaChangeError, UnicodeDecodeError)
 _ANY = (apsw.Error, UnicodeDecodeError, MemoryError)
@@ -87,11 +87,39 @@ def fault_of(copy: Path, name: str) -> str:
         raise store_error(error, copy) from error
 
 
+def log_is_of(copy: Path, name: str, others: Collection[str]) -> bool:
+    """Whether the log of this copy of `name` belongs to one of the `others`, files of other agents."""
+    return _names_another(_log_pages(_log_of(copy)), name, others)
+
+
+def file_is_of(copy: Path, name: str, others: Collection[str]) -> bool:
+    """Whether the main file, which cannot be read as it should, was one of the `others`."""
+    pages = (*_log_pages(_log_of(copy)), _page(copy, (_OUTBOX_PAGE - 1) * PAGE_BYTES))
+    return _names_another(pages, name, others)
+
+
+def _names_another(pages: Iterable[bytes], name: str, others: Collection[str]) -> bool:
+    """By agent and id in the row of `outbox`; a name that is only garbled is nobody's."""
+    files = {file_name(agent) for page in pages for agent, _ in _agents_in(page)}
+    return name not in files and not files.isdisjoint(others)
+
+
+def _agents_in(page: bytes) -> Iterator[tuple[str, str]]:
+    """What may be agent and stream, which stand side by side in the row, whatever has become of the rest."""
+    for found in _STREAM.finditer(page):
+        end = found.start()
+        for start in range(end - 1, max(0, end - _LONGEST_AGENT_BYTES) - 1, -1):
+            agent = page[start:end].decode("utf-8", "replace")
+            if "\ufffd" not in agent:
+                yield agent, found[0].decode()
+
+
 class Wreck:
     """The readable parts of a damaged file. `grafted` says that its first page is that of a new file."""
 
-    def __init__(self, copy: Path, name: str, template: Path) -> None:
-        """Open the copy; `template` is a new outbox file."""
+    def __init__(self, copy: Path, name: str, template: Path, *, mixed: bool = False) -> None:
+        """Open the copy; `template` is a new outbox file; `mixed`: what is another agent's was beside it."""
+        self.mixed = mixed
         self.unreadable: dict[str, list[Range]] = {}
         self._name = name
         self._copy = copy
@@ -195,17 +223,15 @@ class Wreck:
             return None
 
     def _raw_identities(self) -> Iterator[tuple[str, str]]:
-        """Agent and stream stand side by side in the row of `outbox`, whatever has become of the rest."""
-        for page in (*_log_pages(self._log()), _page(self._copy, (_OUTBOX_PAGE - 1) * PAGE_BYTES)):
-            for found in _STREAM.finditer(page):
-                end = found.start()
-                for start in range(end - 1, max(0, end - _LONGEST_AGENT_BYTES) - 1, -1):
-                    agent = page[start:end].decode("utf-8", "replace")
-                    if "\ufffd" not in agent and file_name(agent) == self._name:
-                        yield agent, found[0].decode()
+        """What the newest images of the row of `outbox` tell of this agent."""
+        for page in (*_log_pages(_log_of(self._copy)), _page(self._copy, (_OUTBOX_PAGE - 1) * PAGE_BYTES)):
+            for agent, stream in _agents_in(page):
+                if file_name(agent) == self._name:
+                    yield agent, stream
 
-    def _log(self) -> Path:
-        return self._copy.with_name(f"{self._copy.name}-wal")
+
+def _log_of(copy: Path) -> Path:
+    return copy.with_name(f"{copy.name}-wal")
 
 
 def _connected(copy: Path) -> apsw.Connection:

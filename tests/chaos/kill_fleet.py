@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from processes import QUICK, ROOT, DaemonProcess, dead_of, environment, status_of, wait_for
+from processes import QUICK, ROOT, DaemonProcess, dead_of, environment, outbox_command, status_of, wait_for
 
 from outbox.capture.hook_faults import read_faults
 from outbox.store.directory import StateDirectory
@@ -157,6 +157,7 @@ class Fleet:
         self.daemon = DaemonProcess(self.state.path, None, {"delivery.batch_max_items": "8"})
         self.ledger = Ledger()
         self.kills = defaultdict(int)
+        self.left = []
 
     @contextlib.contextmanager
     def running(self):
@@ -224,9 +225,21 @@ class Fleet:
             producer.finish()
 
     def calm(self):
-        """Nothing dies any more: everything leaves."""
+        """Nothing dies any more: everything leaves.
+
+        Calls whose outcome is unknown may have spent the blame budget: a person says that they may go on.
+        """
+        assert outbox_command(self.state.path, "resume").returncode == 0
         known = [agent for agent in AGENTS if self.state.outbox_path(agent).exists()]
-        wait_for(lambda: not any(status_of(self.state.path, agent).waiting for agent in known), WITHIN_S)
+        try:
+            wait_for(lambda: self._all_left(known), WITHIN_S)
+        finally:
+            print("left:", self.left)
+
+    def _all_left(self, agents):
+        waiting = [one for agent in agents if (one := status_of(self.state.path, agent)).waiting]
+        self.left = [(one.agent, one.waiting, one.blocked) for one in waiting]
+        return not waiting
 
     def check(self):
         """Hold what the relay has against what producers were told."""
