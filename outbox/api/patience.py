@@ -8,6 +8,7 @@ request turns into something that is no HTTP is a client that is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import h11
@@ -65,9 +66,9 @@ class PatientProtocol(H11Protocol):
             cycle.disconnected = True
             cycle.message_event.set()
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
+            with contextlib.suppress(h11.LocalProtocolError):  # an answer to HEAD has no body
+                super().send_400_response(msg)
+        self.transport.close()
 
     def _watch(self) -> None:
         incomplete = self.conn.their_state is h11.IDLE

@@ -214,6 +214,17 @@ def test_a_client_that_goes_in_the_middle_is_no_fault(daemon, over, path):
     assert_no_fault(daemon)
 
 
+def test_a_head_request_whose_body_is_no_http(daemon):
+    """Its answer has no body to say so in: the connection ends, and nothing is a fault of ours."""
+    with connected(daemon, "unix") as sock:
+        sock.sendall(b"HEAD /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(65_536):
+                pass
+    assert daemon.ask("GET", "/livez")[0] == 200
+    assert_no_fault(daemon)
+
+
 @pytest.mark.parametrize("lines", [0, 1])
 def test_a_stream_that_turns_into_something_else(daemon, lines):
     """What was taken before is on disk and receipted; the rest ends the connection, and is no fault."""
