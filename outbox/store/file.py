@@ -68,6 +68,11 @@ class OutboxFile(Connection):
 
     def _identity(self) -> tuple[str, str]:
         agent, stream, rules = self.one(statements.READ_IDENTITY)
+        if not (type(agent) is type(stream) is type(rules) is str):
+            raise StoreDamaged(
+                f"The file {self.name} is damaged: it does not tell whose it is. It was left alone. "
+                "Run: outbox doctor"
+            )
         if file_name(agent) != self.name:
             raise StoreDamaged(
                 f"The file {self.name} holds the outbox of {agent!r}, whose place is "

@@ -94,15 +94,17 @@ class OpenFiles:
         self._close_idle(self._most)
 
     def _close_idle(self, most: int) -> None:
-        with self._mutex:
-            over = len(self._current) - most
-            if over <= 0:
-                return
-            idle = [(path, box) for path, box in self._current.items() if not self._borrowers[box]][:over]
-            for path, _ in idle:
-                del self._current[path]
-        for _, box in idle:
+        """One by one: a thread has one file in use or one that closes, which bounds the descriptors."""
+        while (box := self._least_used(most)) is not None:
             box.close(checkpoint=True)
+
+    def _least_used(self, most: int) -> OutboxFile | None:
+        """Take out the idle file that was used least recently, when there are more than `most`."""
+        with self._mutex:
+            if len(self._current) <= most:
+                return None
+            found = next((path for path, box in self._current.items() if not self._borrowers[box]), None)
+            return None if found is None else self._current.pop(found)
 
     def close(self) -> None:
         """Close what is not borrowed; what is, closes when it is given back."""

@@ -34,7 +34,7 @@ _BAD = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SchemaChange
 _ANY = (apsw.Error, UnicodeDecodeError, MemoryError)
 OTHER_AGENT = "it holds the events of another agent"
 
-_IDENTITY = "SELECT agent, stream FROM outbox"
+_IDENTITY = "SELECT agent, stream, rules FROM outbox"
 _MISSING = "SELECT waiting - (SELECT count(*) FROM events WHERE kind <> 'outbox-gap') FROM outbox"
 _OWN_TABLES = "SELECT count(*) FROM sqlite_schema WHERE name IN ('outbox', 'events', 'dead')"
 _LAST = {
@@ -73,6 +73,8 @@ def fault_of(copy: Path, name: str) -> str:
             row = db.execute(_IDENTITY).fetchone()
             if row is None:
                 return "its own row is missing"
+            if not all(type(text) is str for text in row):
+                return "its own row is damaged"
             if file_name(str(row[0])) != name:
                 return OTHER_AGENT
             # Unlike quick_check this finds an index without its row, which stops every settlement as well.

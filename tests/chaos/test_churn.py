@@ -31,11 +31,21 @@ class Forgetful:
         return answer(201, {"id": "x"})
 
 
+class Roomy(World):
+    """A world in which a million events may wait."""
+
+    bounds = {"max_events": 2_000_000, "max_bytes": 10**11}  # noqa: RUF012 - as above it
+
+
 def forgetful_world(folder):
-    """A world that does not grow by itself."""
+    """A world that does not grow by itself, and has written its bounds where producers find them."""
     relay = Forgetful()
-    world = World(folder, behave=relay)
+    world = Roomy(folder, behave=relay)
     relay.world = world
+    for agent in AGENTS:
+        world.enqueue(agent, 1)
+    world.run(1_000)
+    relay.accepted = 0
     return world, relay
 
 
@@ -81,7 +91,7 @@ def drained(folder, many):
     world, relay = forgetful_world(folder)
     try:
         for first in range(0, many, 1_000):
-            world.enqueue("builder", 1_000, first=first)
+            world.enqueue(AGENTS[0], 1_000, first=first)
         gc.collect()
         tracemalloc.start()
         world.run(until=lambda: relay.accepted >= many)

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 
+import apsw
 import pytest
 from damage_scene import Aftermath, Damaged, picture
 
@@ -99,8 +100,15 @@ def a_page_that_is_cut_away(damaged):
     cut(damaged, "agent-b", 54_886)
 
 
-@pytest.mark.parametrize("harm", [rows_of_another_table, a_page_that_is_cut_away])
-def test_a_head_that_cannot_be_moved_is_damage(made, tmp_path, harm):
+def an_agent_that_is_no_text(damaged):
+    """In the row that tells whose file it is."""
+    with contextlib.closing(apsw.Connection(str(damaged.files["agent-c"]))) as db:
+        db.execute("UPDATE outbox SET agent = x'00'")
+    damaged.victims.add("agent-c")
+
+
+@pytest.mark.parametrize("harm", [rows_of_another_table, a_page_that_is_cut_away, an_agent_that_is_no_text])
+def test_what_stops_a_file_without_an_error_of_sqlite_is_damage(made, tmp_path, harm):
     """It is neither tried for ever nor told of without end: the file is set aside."""
     files, arrived = made
     damaged = Damaged(files, tmp_path / "harmed", random.Random(1))
