@@ -406,11 +406,10 @@ def test_any_sequence_of_acts_keeps_the_promises(rounds):
     ("place", "wrong"),
     [
         ("outbox.store.sending.remember", lambda *_: None),
-        ("outbox.store.sending._CRASHES_FOR_BLAME", 2),
         ("outbox.store.rebuild._Rebuilding._may_be_in_flight", lambda *_: False),
         ("outbox.store.dropping.widen", lambda _, lost, reason: widen(None, lost, reason)),
     ],
-    ids=["delivered keys are forgotten", "blamed too early", "repeated after mending", "told of one alone"],
+    ids=["delivered keys are forgotten", "repeated after mending", "told of one alone"],
 )
 def test_a_store_that_breaks_a_promise_is_found_out(monkeypatch, place, wrong):
     """The comparison is worth something: each of these faults is noticed."""
