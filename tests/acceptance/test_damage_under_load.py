@@ -9,6 +9,7 @@ import pytest
 from processes import DaemonProcess, dead_of, program, status_of, wait_for
 
 from outbox.errors import StoreError
+from outbox.library import mend
 from outbox.store.damage import damaged_files, damages
 from outbox.store.directory import StateDirectory
 from relay_client.reference.process import RelayProcess
@@ -69,6 +70,15 @@ class Producer:
         self._reader.join(20)
 
 
+def dead_letters(state):
+    """Those of the agent; the last flip may have hit the new file, and nobody has looked at it since."""
+    try:
+        return dead_of(state.path, AGENT)
+    except StoreError:
+        mend(state, AGENT)
+        return dead_of(state.path, AGENT)
+
+
 @pytest.mark.slow
 def test_each_acknowledged_event_arrives_or_is_told_of(tmp_path):
     """With the relay away for half of the time; no event is in neither place, and the daemon never ends."""
@@ -117,7 +127,7 @@ def test_each_acknowledged_event_arrives_or_is_told_of(tmp_path):
     )
     assert len(told) >= ROUNDS
     assert missing <= lost
-    assert dead_of(state.path, AGENT) == []
+    assert dead_letters(state) == []
     for name in names:
         assert arrived[name] == sorted(set(arrived[name])), name
         assert not producers[name].refused or set(producers[name].refused) <= {"damaged", "busy"}

@@ -154,6 +154,6 @@ def test_a_flush_keeps_to_it(tmp_path):
         told = json.loads(done.stdout)
         held = [json.loads(event["body"])["n"] for event in relay.events()]
     assert done.returncode == 3
-    assert held == list(range(told["delivered"]))
-    assert 0 < told["delivered"] < 60
+    assert held == list(range(len(held)))
+    assert 0 < told["delivered"] <= len(held) < 60  # an answer that the deadline cuts off is not counted
     assert told["left"] == 60 - told["delivered"]
