@@ -137,9 +137,9 @@ def test_the_relay_is_busy(state):
     """P04: an outage uses up no attempts, however often a flush tries."""
     put(state, "builder", 0, 1, 2, 3)
     with fake_relay({"steps": [{"status": 503, "repeat": "forever"}]}) as relay:
-        settings = to(relay.url, **{"delivery.max_attempts": "1"})
-        assert flush(state, 4, settings)[0] == 3
-        assert len(deliveries(relay)) > 1
+        settings = to(relay.url, **{"delivery.max_attempts": "5"})
+        assert flush(state, 8, settings)[0] == 3
+        assert len(deliveries(relay)) > 5
     status = status_of(state, "builder")
     assert (status.waiting, status.dead, status.head.attempts) == (4, 0, 0)
 
