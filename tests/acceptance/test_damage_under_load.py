@@ -58,6 +58,8 @@ class Producer:
 
     def _read(self):
         for line in self.process.stdout:
+            if not line.endswith("\n"):  # cut off by the kill; with PYTHONUNBUFFERED a line is many writes
+                break
             first, second = line.split()
             if first == "refused":
                 self.refused.append(second)
