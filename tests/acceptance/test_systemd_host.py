@@ -90,8 +90,8 @@ def test_the_life_of_a_service(host, relay):
     """Hardened: started by a client, delivering with the credential, reloaded, restarted, stopped."""
     points_to(host, relay.url)
     host.systemctl("start", "outbox.socket")
-    enqueue(host, 0)
-    assert host.show(SERVICE, "ActiveState") == "active"
+    enqueue(host, 0)  # may be answered before systemd has read that the service is ready
+    wait_for(lambda: host.show(SERVICE, "ActiveState") == "active", 60)
     wait_for(lambda: bodies(relay) == ["0"], 60)
     wait_for(lambda: host.show(SERVICE, "StatusText") == f"delivers to {relay.url}, 1 agent", 60)
 
