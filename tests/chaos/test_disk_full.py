@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import errno
+import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -52,7 +54,7 @@ def enqueue_for_ever(enqueue):
 def ballast(folder):
     """Take every byte that is left; returns the file that does."""
     path = folder / "ballast"
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
         for size in (MIB, 4096, 1):
             with contextlib.suppress(OSError):
                 while True:
@@ -67,8 +69,35 @@ def settle_all(box):
         settle(box, taken, [ack(row) for row in taken.rows], now_ms=NOW)
 
 
+class Commands:
+    """`outbox enqueue` of one agent, on a disk that may be full; the numbers of the events it took."""
+
+    def __init__(self, state, agent):
+        self._state, self._agent, self._number = state, agent, 0
+        self.taken = []
+
+    def enqueue(self):
+        """Whether it took an event; each answer is 0 with a receipt, or 4 and words."""
+        self._number += 1
+        payload = {"from": self._agent, "body": "x", "n": self._number}
+        line = json.dumps({"kind": "session-message", "payload": payload}).encode()
+        done = outbox_command(self._state, "enqueue", "--agent", self._agent, "--json", stdin=line)
+        if done.returncode == 0:
+            assert len(done.stdout.splitlines()) == 1, done
+            self.taken.append(self._number)
+            return True
+        assert (done.returncode, done.stdout) == (4, b""), done
+        assert re.search(rb"disk is full.*Nothing was stored.*Make space", done.stderr, re.DOTALL), done
+        assert b"Traceback" not in done.stderr
+        return False
+
+
 def test_a_daemon_drains_a_full_disk_and_takes_events_again(tmp_path):
-    """Producers are refused in words; what waits goes out; with room again nobody has to do anything."""
+    """Producers are refused in words; what waits goes out; with room again nobody has to do anything.
+
+    What the daemon gives up or drains between two commands is room for the second, so each may be taken; but
+    while the relay is away there is an end of that. What a command took arrives, and what it refused does not.
+    """
 
     def full(folder):
         state, taken = folder / "state", []
@@ -78,21 +107,31 @@ def test_a_daemon_drains_a_full_disk_and_takes_events_again(tmp_path):
 
         with contextlib.ExitStack() as stack:
             relay = stack.enter_context(RelayProcess(tmp_path / "relay.sqlite", ["tok-daemon"]))
-            relay.add_faults({"match": {}, "times": 10_000, "action": {"status": 503}})
             daemon = stack.enter_context(DaemonProcess(state, relay.url, NO_LEAST_DISK))
+            relay.kill()
             out = stack.enter_context(Outbox.open("builder", state_dir=state))
             for _ in range(200):
                 enqueue(out)
+            there, new = Commands(state, "tester"), Commands(state, "reviewer")
+            assert there.enqueue()
             filler = ballast(folder)
             with pytest.raises(StoreFull, match=r"disk is full.*Nothing was stored.*kept.*Make space"):
                 enqueue_for_ever(lambda: enqueue(out))
-            relay.clear_faults()
+            for commands in (there, new):
+                wait_for(lambda commands=commands: ballast(folder) and not commands.enqueue(), 60)
+            relay.start()
+            for commands in (there, new):
+                commands.enqueue()
             wait_for(lambda: not status_of(state, "builder").waiting, 60)
             filler.unlink()
             enqueue(out)
+            assert there.enqueue()
+            assert new.enqueue()
             wait_for(lambda: status_of(state, "builder").delivered == len(taken), 60)
             assert daemon.stop(60) == 0
-            assert numbers(relay) == list(range(len(taken)))
+            assert numbers(relay, "builder") == list(range(len(taken)))
+            for commands, agent in ((there, "tester"), (new, "reviewer")):
+                assert numbers(relay, agent) == commands.taken
         assert [receipt.seq for receipt in taken] == list(range(1, len(taken) + 1))
 
     on_small_disk(tmp_path / "disk", "size=48m", full)
