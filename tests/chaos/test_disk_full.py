@@ -96,7 +96,7 @@ def test_a_daemon_drains_a_full_disk_and_takes_events_again(tmp_path):
     """Producers are refused in words; what waits goes out; with room again nobody has to do anything.
 
     What the daemon gives up or drains between two commands is room for the second, so each may be taken; but
-    while the relay is away there is an end of that. What a command took arrives, and what it refused does not.
+    while the relay is away there is an end of that. What a command took arrives; what it refused does not.
     """
 
     def full(folder):
