@@ -402,17 +402,64 @@ def test_any_sequence_of_acts_keeps_the_promises(rounds):
     play(rounds(25))
 
 
-@pytest.mark.parametrize(
-    ("place", "wrong"),
-    [
-        ("outbox.store.sending.remember", lambda *_: None),
-        ("outbox.store.rebuild._Rebuilding._may_be_in_flight", lambda *_: False),
-        ("outbox.store.dropping.widen", lambda _, lost, reason: widen(None, lost, reason)),
-    ],
-    ids=["delivered keys are forgotten", "repeated after mending", "told of one alone"],
-)
-def test_a_store_that_breaks_a_promise_is_found_out(monkeypatch, place, wrong):
-    """The comparison is worth something: each of these faults is noticed."""
-    monkeypatch.setattr(place, wrong)
+# The comparison itself --------------------------------------------------------------------------------------
+
+FAULTS = {
+    "delivered keys are forgotten": ("outbox.store.sending.remember", lambda *_: None),
+    "blamed too early": ("outbox.store.sending._CRASHES_FOR_BLAME", 2),
+    "repeated after mending": ("outbox.store.rebuild._Rebuilding._may_be_in_flight", lambda *_: False),
+    "told of one alone": ("outbox.store.dropping.widen", lambda _, lost, reason: widen(None, lost, reason)),
+}
+FOUND_BY_CHANCE = FAULTS.keys() - {"blamed too early"}  # one event that crashes twice is seldom
+SIDE = object()  # in the place of an answer: the first agent's side
+ENQUEUE = ("enqueue", SIDE, {"key": None, "size": 9, "kind": "insight", "dedupe_key": None})
+CLAIM, CLAIM_UNSAFE = ("claim", 1, False, SIDE), ("claim", 1, True, SIDE)
+DELIVER = ("settle", [("ack", False, True)] * 4, SIDE)
+DIE, MEND = ("sender_dies", SIDE), ("set_aside", True, SIDE)
+WAYS = {
+    "delivered keys are forgotten": [ENQUEUE, CLAIM, DELIVER],
+    "blamed too early": [ENQUEUE, CLAIM, DIE, CLAIM, DIE, CLAIM, DIE, CLAIM],
+    "repeated after mending": [ENQUEUE, CLAIM_UNSAFE, MEND],
+    "told of one alone": [ENQUEUE] * 4,
+}
+
+
+class Answers:
+    """In the place of hypothesis' own data: what is drawn stands here, in order."""
+
+    def __init__(self, answers):
+        self._answers = iter(answers)
+
+    def draw(self, _strategy):
+        """The next one."""
+        return next(self._answers)
+
+
+def play_way(way):
+    """Play these acts instead of any, with what always holds looked at after each."""
+    machine = KeepsItsPromises()
+    try:
+        machine.begin(max_events=2, max_bytes=5_000, max_dead=3, overflow="drop-oldest")
+        for name, *answers in way:
+            getattr(machine, name)(Answers(machine.sides[0] if one is SIDE else one for one in answers))
+            for held in machine.invariants:
+                held.function(machine)
+    finally:
+        machine.teardown()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_sequence_that_meets_the_fault_finds_it_out(monkeypatch, fault):
+    """Each of these faults is noticed for certain, and it is the fault that is noticed."""
+    play_way(WAYS[fault])
+    monkeypatch.setattr(*FAULTS[fault])
+    with pytest.raises(AssertionError):
+        play_way(WAYS[fault])
+
+
+@pytest.mark.parametrize("fault", sorted(FOUND_BY_CHANCE))
+def test_a_store_that_breaks_a_promise_is_found_out(monkeypatch, fault):
+    """Sequences of chance are worth something: they meet the fault, and it is noticed."""
+    monkeypatch.setattr(*FAULTS[fault])
     with pytest.raises(AssertionError):
         play(500, phases=[Phase.generate], database=None, report_multiple_bugs=False)
