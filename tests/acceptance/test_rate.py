@@ -143,17 +143,22 @@ def test_the_setting_reaches_a_real_daemon(tmp_path):
 
 
 def test_a_flush_keeps_to_it(tmp_path):
-    """What the time does not suffice for stays on disk, and the exit status says so."""
+    """What the time does not suffice for stays on disk, and the exit status says so.
+
+    Beyond what it counted the relay has at most what was on its way at the deadline: one request, which at this
+    rate is one event. In three seconds 15 may leave, besides the one that was saved up.
+    """
     state, settings = tmp_path / "state", {"delivery.max_rate_per_s": "5", "relay.token": "tok-daemon"}
     with Outbox.open("builder", state_dir=state) as outbox:
         for n in range(60):
             outbox.enqueue("session-message", {"from": "builder", "body": "x", "n": n})
     with RelayProcess(tmp_path / "relay.sqlite", ["tok-daemon"]) as relay:
         settings |= {"relay.url": relay.url, "relay.trust_env": "false"}
-        done = outbox_command(state, "flush", "--timeout", "1", "--json", settings=settings)
+        done = outbox_command(state, "flush", "--timeout", "3", "--json", settings=settings)
         told = json.loads(done.stdout)
         held = [json.loads(event["body"])["n"] for event in relay.events()]
     assert done.returncode == 3
     assert held == list(range(len(held)))
-    assert 0 < told["delivered"] <= len(held) < 60  # an answer that the deadline cuts off is not counted
+    assert 0 < told["delivered"] <= len(held) <= told["delivered"] + 1
+    assert len(held) <= 16
     assert told["left"] == 60 - told["delivered"]
