@@ -145,8 +145,8 @@ def test_the_setting_reaches_a_real_daemon(tmp_path):
 def test_a_flush_keeps_to_it(tmp_path):
     """What the time does not suffice for stays on disk, and the exit status says so.
 
-    Beyond what it counted the relay has at most what was on its way at the deadline: one request, which at this
-    rate is one event. In three seconds 15 may leave, besides the one that was saved up.
+    Beyond what it counted the relay has at most what was on its way at the deadline: one request, at this
+    rate of one event. In three seconds 15 may leave, besides the one that was saved up.
     """
     state, settings = tmp_path / "state", {"delivery.max_rate_per_s": "5", "relay.token": "tok-daemon"}
     with Outbox.open("builder", state_dir=state) as outbox:
