@@ -137,6 +137,10 @@ class Gate:
         next_at = self._clock.wall_ms() + max(0, remaining)
         return Wait(tag, valve.reason, valve.detail, valve.since_ms, next_at)
 
+    def is_shut(self, path: str) -> bool:
+        """Whether the relay or this path got into trouble, so that who has leave to send should ask anew."""
+        return bool(self._relay.reason or self._facts(path).valve.reason)
+
     def slots(self, tag: str) -> int:
         """How many of those who wait for `tag` may ask again now."""
         with self._mutex:

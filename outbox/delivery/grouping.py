@@ -1,19 +1,23 @@
 """Which events travel together, and how the guilty one of a refused group is found. Pure.
 
 Neighbouring session messages form a group. A group that was refused as a whole is split by fences: no later
-group reaches over one, so that each guilty event is alone in the end.
+group reaches over one, so that each guilty event is alone in the end. Events that travel alone are claimed
+and settled as a series, since two commits for each would cost more than the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outbox.store.row import Row
 
 GROUPED_KIND = "session-message"
+_PLAIN = frozenset(("object", "value"))  # shapes whose wire text is the request's body as it stands
 _ALONE_FROM_CRASH = 2
 _FRAME_BYTES = len(b'{"messages":[]}')
+_MOST_IN_SERIES = 64
+_SERIES_MS = 25  # so long a pause, or a settlement that others see, may have to wait for the rest of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,37 @@ def take_run(rows: Iterator[Row], size: Size, fence: int | None) -> list[Row]:
         if not groupable(row):
             break
     return run
+
+
+def take_series(rows: Iterator[Row], size: Size, path_of: Callable[[Row], str | None]) -> list[Row]:
+    """The head, and as many neighbours that were never sent as may follow it to the same path, one by one."""
+    series: list[Row] = []
+    total, path = 0, None
+    for row in rows:
+        total += row.size_bytes
+        if not series:
+            path = path_of(row)
+        elif total > size.bytes or path_of(row) != path or not _may_follow(row):
+            break
+        series.append(row)
+        if len(series) >= size.items or row.shape not in _PLAIN:
+            break
+    return series
+
+
+def _may_follow(row: Row) -> bool:
+    is_new = row.first_try_at_ms is None and row.crashes < _ALONE_FROM_CRASH
+    return is_new and row.sound and row.shape in _PLAIN
+
+
+def next_length(sent: int, took_ms: int) -> int:
+    """How long the next series may be, after one of `sent` accepted events: twice as long, but of 25 ms."""
+    return max(1, min(_MOST_IN_SERIES, 2 * sent, sent * _SERIES_MS // max(1, took_ms)))
+
+
+def is_over(took_ms: int) -> bool:
+    """Whether a series has gone on for long enough."""
+    return took_ms >= _SERIES_MS
 
 
 def groupable(row: Row) -> bool:

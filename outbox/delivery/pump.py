@@ -12,7 +12,7 @@ from pathlib import Path
 from outbox.delivery.batch_event import BatchEvents
 from outbox.delivery.exchange import Cut, exchange, prepare_call
 from outbox.delivery.gate import Permit, Wait
-from outbox.delivery.grouping import Grouping, take_run
+from outbox.delivery.grouping import Grouping, Size, groupable, is_over, next_length, take_run, take_series
 from outbox.delivery.parcel import Form, Parcel, group, key_of, origin_of, single
 from outbox.delivery.parts import ArchiveProgress
 from outbox.delivery.rate import RATE, Place
@@ -27,9 +27,10 @@ from outbox.store.receipts import forget_old
 from outbox.store.row import Row, first_try_as_head_ms
 from outbox.store.sending import Claim, claim, clear_blocked, head, note_blocked, recover
 from outbox.wire_text import archive_chunks
-from relay_client import Sort
+from relay_client import Reading, Sort
 
 _TIDY_EVERY_MS = 60_000
+_IN_PARTS = frozenset(("batch", "archive"))
 _NOT_MATCHING = "the stored text does not match its checksum"
 
 
@@ -43,6 +44,7 @@ class Pump:
         self._settler = Settler(delivery)
         self._batches = BatchEvents(delivery, self._settler)
         self._grouping = Grouping(delivery.size.items)
+        self._series_length = 1
         self._place = Place(delivery.rate)
         self._head_seq = 0
         self._is_sender = False
@@ -185,11 +187,14 @@ class Pump:
             return turn
         if not self._place.may_send():
             return AtGate(RATE)
-        taken = claim(box, self._chooser(permit), unsafe=unsafe, now_ms=self._d.clock.wall_ms())
+        choose, in_group = self._chooser(permit, row, unsafe=unsafe)
+        taken = claim(box, choose, unsafe=unsafe, now_ms=self._d.clock.wall_ms())
         if taken is None:
             return Again()
-        self._place.sent(len(taken.rows))
         self._settler.witness.note_sending(permit.path)
+        if not (in_group or unsafe or row.shape in _IN_PARTS):
+            return self._send_series(sending, taken)
+        self._place.sent(len(taken.rows))
         if row.shape == "batch":
             return self._batches.send(sending, taken)
         if row.shape == "archive":
@@ -221,17 +226,22 @@ class Pump:
 
     # Claims and requests -----------------------------------------------------------------------------------
 
-    def _chooser(self, permit: Permit) -> Callable[[Iterator[Row]], list[Row]]:
-        """What to claim: a run that begins at the head that was looked at, or nothing."""
-        alone = permit.probe or permit.path_probe or self._d.gate.budget_spent(permit.path)
-        size = self._d.most(self._place.most(1 if alone else self._grouping.items))
-        fence = self._grouping.fence(self._head_seq)
+    def _chooser(
+        self, permit: Permit, row: Row, *, unsafe: bool
+    ) -> tuple[Callable[[Iterator[Row]], list[Row]], bool]:
+        """What to claim, a run that begins at this head or nothing; and whether it is a group."""
+        alone = unsafe or permit.probe or permit.path_probe or self._d.gate.budget_spent(permit.path)
+        fence = self._grouping.fence(row.seq)
+        group = self._d.most(self._grouping.items)
+        in_group = not alone and groupable(row) and group.items > 1 and fence != row.seq
+        items = 1 if alone else group.items if in_group else self._series_length
+        size = Size(self._place.most(items), group.bytes)
 
         def choose(rows: Iterator[Row]) -> list[Row]:
-            run = take_run(rows, size, fence)
-            return run if run and run[0].seq == self._head_seq else []
+            run = take_run(rows, size, fence) if in_group else take_series(rows, size, self._d.routes.path_of)
+            return run if run and run[0].seq == row.seq else []
 
-        return choose
+        return choose, in_group
 
     def _claim_head(self, box: OutboxFile) -> Claim | None:
         def choose(rows: Iterator[Row]) -> list[Row]:
@@ -259,6 +269,31 @@ class Pump:
         self._grouping.grow()
         items = reading.items if reading.sort is Sort.ITEMS else [reading] * len(rows)
         return self._settler.each(sending, taken, items)
+
+    def _send_series(self, sending: Sending, taken: Claim) -> Turn:
+        """Send one after another, for a moment or until one is not accepted, and settle them together."""
+        box, clock, began_ms = sending.box, self._d.clock, self._d.clock.monotonic_ms()
+        answers: list[Reading] = []
+        for row in taken.rows:
+            if answers and (is_over(clock.monotonic_ms() - began_ms) or self._d.gate.is_shut(sending.path)):
+                break
+            answer = exchange(self._d, single(self._d.routes, box.agent, box.stream, [row]), sending.token)
+            if isinstance(answer, Cut):
+                self._place.sent(len(answers) + 1)
+                return self._settler.series(sending, taken, answers, answer)
+            answers.append(answer)
+            if answer.sort is not Sort.ACCEPTED:
+                break
+        self._place.sent(len(answers))
+        through = sum(answer.sort is Sort.ACCEPTED for answer in answers)
+        self._series_length = next_length(through, clock.monotonic_ms() - began_ms)
+        if through < len(answers):
+            self._series_length = 1
+            if through:
+                self._look_at(taken.rows[through])
+        else:
+            self._grouping.grow()
+        return self._settler.series(sending, taken, answers)
 
     def _send_chunk(self, sending: Sending, taken: Claim) -> Turn:
         """Send the next chunk of an archive; what is through is saved before the next one goes."""

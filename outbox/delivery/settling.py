@@ -85,6 +85,38 @@ class Settler:
         self._report_accepted(sending, accepted)
         return self.finish(sending.box, taken, settlements, held)
 
+    def series(
+        self, sending: Sending, taken: Claim, readings: Sequence[Reading], cut: Cut | None = None
+    ) -> Turn:
+        """Apply the answers to events that went one after another; all but the last one were accepted.
+
+        `cut` is the end of the one behind them. Those that did not go wait as they were.
+        """
+        through = len(readings) - (bool(readings) and readings[-1].sort is not Sort.ACCEPTED)
+        settlements: list[Settlement] = [
+            self.acknowledge(row, reading)
+            for row, reading in zip(taken.rows[:through], readings[:through], strict=True)
+        ]
+        if through:
+            self._report_accepted(sending, through)
+            self.wait.end()
+        if cut is not None:
+            row = taken.rows[through]
+            settlements.append(Release(row.seq, cut.sent, row.attempts, None, row.progress))
+            self._write(sending.box, taken, settlements)
+            return Sleep(None)
+        if through == len(readings):
+            return self.finish(sending.box, taken, settlements, None)
+        if through:  # it went as the head, when those before it had been accepted
+            self.witness.note_sending(sending.path)
+        row, reading = taken.rows[through], readings[through]
+        verdict = self.judge(sending, reading)
+        settlement, wait_ms = self._apply(row, reading, verdict, sending.path)
+        self.report(sending, verdict, reading)
+        is_held = isinstance(settlement, Release)
+        held = Held(row, sending.token, reading, verdict, wait_ms) if is_held else None
+        return self.finish(sending.box, taken, [*settlements, settlement], held)
+
     def group(
         self, sending: Sending, taken: Claim, reading: Reading, parcel: Parcel, grouping: Grouping
     ) -> Turn:
