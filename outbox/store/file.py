@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 import apsw
 
@@ -12,7 +13,7 @@ from outbox.event import Limits
 from outbox.store import schema, statements
 from outbox.store.aside import is_being_replaced
 from outbox.store.connection import Connection
-from outbox.store.directory import StateDirectory, file_name, is_regular
+from outbox.store.directory import StateDirectory, file_name
 from outbox.store.faults import FAULTS, store_error
 from outbox.store.group_commit import GroupCommit
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
@@ -175,17 +176,25 @@ def open_outbox(
         _look_at(path, name)
         return OutboxFile(state, path, locks, busy_timeout_ms)
     except FAULTS as error:
+        if is_being_replaced(path):  # hidden while it was opened (salvage.py)
+            raise _replaced_now(name) from error
         raise store_error(error, path) from error
     finally:
         locks.give_shared(byte)
 
 
 def _look_at(path: str | os.PathLike[str], name: str) -> None:
-    if is_being_replaced(path):
-        raise StoreDamaged(f"The damaged file {name} is just being replaced. Nothing was stored; try again.")
-    if not os.path.lexists(path):
-        raise StoreError(f"There is no file {name}. Nothing was changed.")
-    if not is_regular(path):
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        if is_being_replaced(path):
+            raise _replaced_now(name) from error
+        raise StoreError(f"There is no file {name}. Nothing was changed.") from error
+    if not stat.S_ISREG(found.st_mode):
         raise StoreError(f"{name} is no regular file. It was left alone; nothing was stored for this agent.")
-    if not os.stat(path).st_size:  # noqa: PTH116 - a text, where a producer opens it
+    if not found.st_size:
         raise StoreDamaged(f"The file {name} is empty. It was left alone. Run: outbox doctor")
+
+
+def _replaced_now(name: str) -> StoreDamaged:
+    return StoreDamaged(f"The damaged file {name} is just being replaced. Nothing was stored; try again.")

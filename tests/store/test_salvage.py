@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -36,7 +37,7 @@ from outbox.outcome import Reason
 from outbox.store.aside import hidden_path
 from outbox.store.damage import damaged_files, damages, tell_damages
 from outbox.store.enqueue import enqueue
-from outbox.store.file import open_outbox
+from outbox.store.file import OutboxFile, open_outbox
 from outbox.store.inspect import dead_letters
 from outbox.store.locks import lifecycle_byte
 from outbox.store.people import pause
@@ -403,6 +404,44 @@ def test_while_somebody_commits_it_is_not_replaced(state, monkeypatch):
         open_outbox(state, box.path)
     with Outbox.open(AGENT, state_dir=state.path) as outbox:
         assert outbox.depth == 10
+
+
+@pytest.mark.parametrize("moment", ["seen", "looked at", "opened"])
+def test_a_file_that_is_hidden_while_it_is_opened_is_just_being_replaced(state, monkeypatch, moment):
+    """Whoever hides it does not wait for those who open it: they are told so, and of no fault of the disk."""
+    box = make_box(state)
+    put(box, event())
+    path = closed(box)
+
+    def hide():
+        if not hidden_path(path).exists():
+            path.rename(hidden_path(path))
+
+    def lstat(name, *args, real=os.lstat, **options):
+        found = real(name, *args, **options)
+        if os.fspath(name) == str(path):
+            hide()
+        return found
+
+    with monkeypatch.context() as patch:
+        if moment == "seen":
+            patch.setattr(os, "lstat", lstat)
+        elif moment == "looked at":
+            patch.setattr(apsw, "Connection", _after(hide, apsw.Connection))
+        else:
+            patch.setattr(OutboxFile, "_check", _after(hide, OutboxFile._check))
+        with pytest.raises(StoreDamaged, match="is just being replaced"):
+            open_outbox(state, path)
+    with Outbox.open(AGENT, state_dir=state.path) as outbox:
+        assert outbox.depth == 1
+
+
+def _after(act, real):
+    def call(*args, **options):
+        act()
+        return real(*args, **options)
+
+    return call
 
 
 SET_ASIDE = """
