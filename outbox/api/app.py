@@ -34,7 +34,7 @@ from outbox.api.letters import (
     shown,
 )
 from outbox.api.outboxes import existing
-from outbox.api.problems import JSON, answer, problem, problem_of
+from outbox.api.problems import JSON, answer, fault, problem, problem_of
 from outbox.api.readiness import readiness
 from outbox.api.report import opened, status_report
 from outbox.api.requests import (
@@ -325,9 +325,4 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _fault(_request: Request, error: Exception) -> Response:
-    return problem(
-        500,
-        "fault",
-        f"A fault of this program: {type(error).__name__}. What is on disk stays as it is. The log of the "
-        "daemon says more.",
-    )
+    return fault(error)

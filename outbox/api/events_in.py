@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring_ascii
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outbox.api.problems import answer, error_data
+from outbox.api.problems import JSON, error_data
 from outbox.api.requests import JSON_TYPES, agent_in, media_type, whole_body
 from outbox.api.served import Served
 from outbox.errors import OutboxError, StoreError, StoreFull, UsageError
@@ -31,7 +32,60 @@ _STREAM_SILENCE_S = 600.0
 _MOST_AT_ONCE = 1_000  # lines in one commit
 
 Line = tuple[int, bytes | UsageError]
-Found = tuple[dict[str, Any], Draft | OutboxError]
+
+
+class Taken(NamedTuple):
+    """What became of each event, in order; `refusal` is why the store took nothing at all, if it did not."""
+
+    results: Sequence[Receipt | OutboxError]
+    refusal: OutboxError | None
+
+
+def take(daemon: Served, agent: str, texts: Iterable[bytes | str | UsageError]) -> Taken:
+    """Put events on disk with one commit; what is none already keeps its error. Counts what is not taken."""
+    limits, meter = daemon.limits, daemon.meter
+    found = [text if isinstance(text, UsageError) else _parsed(text, limits) for text in texts]
+    drafts = [draft for draft in found if isinstance(draft, Draft)]
+    refusal = None
+    try:
+        results = daemon.enqueue(agent, drafts) if drafts else []
+    except OutboxError as error:
+        refusal = error
+        meter.refuse(error.code, len(drafts))
+        results = [error] * len(drafts)
+    else:
+        for result in results:
+            # a full outbox counts in its own file what it refuses
+            if isinstance(result, OutboxError) and not isinstance(result, StoreFull):
+                meter.refuse(result.code)
+    if len(drafts) < len(found):
+        rest = iter(results)
+        results = [next(rest) if isinstance(draft, Draft) else draft for draft in found]
+        for draft in found:
+            if isinstance(draft, UsageError):
+                meter.refuse(draft.code)
+    return Taken(results, refusal)
+
+
+def _parsed(text: bytes | str, limits: Limits) -> Draft | UsageError:
+    try:
+        return parse_event(text, limits)
+    except UsageError as error:
+        return error
+
+
+def members(result: Receipt | OutboxError) -> str:
+    """The members of the JSON object, in ASCII, that tells what became of one event."""
+    if isinstance(result, OutboxError):
+        return json.dumps(error_data(result))[1:-1]
+    seq, key, duplicate, state = result
+    return (
+        f'"seq": {seq}, "idempotencyKey": {encode_basestring_ascii(key)}, '
+        f'"duplicate": {"true" if duplicate else "false"}, "state": "{state}"'
+    )
+
+
+# Requests with an end ---------------------------------------------------------------------------------------
 
 
 async def take_events(daemon: Served, request: Request) -> Response:
@@ -49,59 +103,26 @@ async def take_events(daemon: Served, request: Request) -> Response:
     body = await whole_body(
         request, lambda start: one_bytes if start.lstrip()[:1] not in {b"", b"["} else _MOST_ARRAY_BYTES
     )
-    return await run_in_threadpool(_take, daemon, agent, body)
+    return await run_in_threadpool(_take_body, daemon, agent, body)
 
 
-def _take(daemon: Served, agent: str, body: bytes) -> Response:
+def _take_body(daemon: Served, agent: str, body: bytes) -> Response:
     """The receipt of one event, or the results of an array, after the commit."""
-    limits = daemon.limits
     if body.lstrip()[:1] != b"[":
-        try:
-            (result,) = daemon.enqueue(agent, [parse_event(body, limits)])
-        except OutboxError as error:
-            daemon.meter.refuse(error.code)
-            raise
+        result = take(daemon, agent, [body]).results[0]
         if isinstance(result, OutboxError):
-            _count(daemon, result)
             raise result
-        return answer(receipt_data(result))
-    found: list[Found] = [({}, _parsed(text, limits)) for text in _elements(body)]
-    try:
-        results = list(_stored(daemon, agent, found))
-    except OutboxError as error:
-        daemon.meter.refuse(error.code, len(found))
-        raise
-    refused = sum("error" in result for result in results)
-    return answer({"results": results, "accepted": len(results) - refused, "refused": refused})
+        return _answer(f"{{{members(result)}}}")
+    results, refusal = take(daemon, agent, _elements(body))
+    if refusal is not None:
+        raise refusal
+    refused = sum(isinstance(result, OutboxError) for result in results)
+    listed = ", ".join(f"{{{members(result)}}}" for result in results)
+    return _answer(f'{{"results": [{listed}], "accepted": {len(results) - refused}, "refused": {refused}}}')
 
 
-def _stored(daemon: Served, agent: str, found: Sequence[Found]) -> Iterator[dict[str, Any]]:
-    """Put the drafts among these on disk with one commit; the result of each of them, in order."""
-    drafts = [draft for _, draft in found if isinstance(draft, Draft)]
-    stored = iter(daemon.enqueue(agent, drafts) if drafts else ())
-    for place, draft in found:
-        result = next(stored) if isinstance(draft, Draft) else draft
-        if isinstance(result, OutboxError):
-            _count(daemon, result)
-            yield place | error_data(result)
-        else:
-            yield place | receipt_data(result)
-
-
-def _count(daemon: Served, error: OutboxError) -> None:
-    """A full outbox counts in its own file what it refuses."""
-    if not isinstance(error, StoreFull):
-        daemon.meter.refuse(error.code)
-
-
-def receipt_data(receipt: Receipt) -> dict[str, Any]:
-    """A receipt as data."""
-    return {
-        "seq": receipt.seq,
-        "idempotencyKey": receipt.idempotency_key,
-        "duplicate": receipt.duplicate,
-        "state": receipt.state,
-    }
+def _answer(text: str) -> Response:
+    return Response(text.encode("ascii"), media_type=JSON)
 
 
 def _elements(body: bytes) -> list[str]:
@@ -112,13 +133,6 @@ def _elements(body: bytes) -> list[str]:
             f"The request is not UTF-8 (byte {error.start + 1:,}). Nothing was stored.", code="not_json"
         ) from error
     return elements(text.strip())
-
-
-def _parsed(text: bytes | str, limits: Limits) -> Draft | UsageError:
-    try:
-        return parse_event(text, limits)
-    except UsageError as error:
-        return error
 
 
 # A stream ---------------------------------------------------------------------------------------------------
@@ -165,22 +179,13 @@ class LineAnswers(Response):
 
     def _answers(self, lines: Sequence[Line]) -> tuple[bytes, bool]:
         """The answers to these lines, once they are on disk, and whether to go on."""
-        goes_on, limits = True, self._daemon.limits
-        found: list[Found] = [
-            ({"line": number}, line if isinstance(line, UsageError) else _parsed(line, limits))
-            for number, line in lines
-        ]
         try:
-            results = list(_stored(self._daemon, self._agent, found))
-        except OutboxError as error:
-            goes_on = False
-            self._daemon.meter.refuse(error.code, len(found))
-            results = [
-                place | error_data(draft if isinstance(draft, OutboxError) else error)
-                for place, draft in found
-            ]
+            results, refusal = take(self._daemon, self._agent, [line for _, line in lines])
         except Exception as error:  # noqa: BLE001 - the answer has begun: it must end with what is known
-            goes_on = False
-            fault = StoreError(f"A fault of this program: {error!r}. Nothing of these lines was stored.")
-            results = [place | error_data(fault) for place, _ in found]
-        return b"".join(json.dumps(result).encode("ascii") + b"\n" for result in results), goes_on
+            refusal = StoreError(f"A fault of this program: {error!r}. Nothing of these lines was stored.")
+            results = [refusal] * len(lines)
+        text = "".join(
+            f'{{"line": {number}, {members(result)}}}\n'
+            for (number, _), result in zip(lines, results, strict=True)
+        )
+        return text.encode("ascii"), refusal is None

@@ -74,7 +74,11 @@ class PatientProtocol(H11Protocol):
         incomplete = self.conn.their_state is h11.IDLE
         if incomplete and self._headers_timer is None:
             self._headers_timer = self.loop.call_later(HEADERS_WITHIN_S, self._no_headers)
-        elif not incomplete and self._headers_timer is not None:
+        elif not incomplete:
+            self._headers_came()
+
+    def _headers_came(self) -> None:
+        if self._headers_timer is not None:
             self._headers_timer.cancel()
             self._headers_timer = None
 

@@ -43,6 +43,16 @@ def problem_of(error: OutboxError) -> Response:
     return problem(status_of(error), error.code, str(error))
 
 
+def fault(error: Exception) -> Response:
+    """The answer to a request that met a fault of ours."""
+    return problem(
+        500,
+        "fault",
+        f"A fault of this program: {type(error).__name__}. What is on disk stays as it is. The log of the "
+        "daemon says more.",
+    )
+
+
 def error_data(error: OutboxError) -> dict[str, Any]:
     """The result of one event, or one dead letter, of several."""
     return {"error": {"code": error.code, "message": str(error)}}

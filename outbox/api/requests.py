@@ -43,15 +43,24 @@ def require_json(request: Request) -> None:
 
 def segment(request: Request, name: str) -> str:
     """A part of the path, decoded once; raises UsageError for what is not UTF-8."""
-    try:
-        return unquote_to_bytes(request.path_params[name]).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"The {name} in the path is not UTF-8. {_UNCHANGED}.") from None
+    return _decoded(request.path_params[name], name)
 
 
 def agent_in(request: Request) -> str:
     """The agent that the path names; raises UsageError."""
     return _checked(segment(request, "agent"))
+
+
+def agent_of(part: bytes) -> str:
+    """The agent that this part of a path names; raises UsageError."""
+    return _checked(_decoded(part, "agent"))
+
+
+def _decoded(part: str | bytes, name: str) -> str:
+    try:
+        return unquote_to_bytes(part).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"The {name} in the path is not UTF-8. {_UNCHANGED}.") from None
 
 
 def _checked(agent: str) -> str:

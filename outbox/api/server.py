@@ -7,16 +7,20 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from outbox.api.app import local_app, undecoded
 from outbox.api.binding import bind_private
+from outbox.api.gathering import Gathering
 from outbox.api.guard import Guard
 from outbox.api.patience import PatientProtocol
 from outbox.api.served import Served
+from outbox.api.short_way import ShortWay
 
 __all__ = ["LocalServer", "Tcp"]
 
@@ -48,10 +52,12 @@ class LocalServer:
         self._handed = list(handed)
         self._group = group
         app = undecoded(local_app(daemon))
+        self._gathering = Gathering(daemon)
         self._sockets: list[socket.socket] = []
-        self._servers = [(_server(app), self._sockets)]
+        self._servers = [(_server(app, partial(ShortWay, self._gathering)), self._sockets)]
         if tcp is not None:
-            self._servers.append((_server(Guard(app, tcp.token, tcp.host)), [tcp.listening]))
+            guarded = Guard(app, tcp.token, tcp.host)
+            self._servers.append((_server(guarded, PatientProtocol), [tcp.listening]))
         self._thread = threading.Thread(target=self._run, name="local-socket", daemon=True)
 
     def start(self) -> None:
@@ -74,14 +80,15 @@ class LocalServer:
         for server, _ in self._servers:
             server.should_exit = True
         self._thread.join(3)
+        self._gathering.close()
 
 
-def _server(app: ASGIApp) -> uvicorn.Server:
+def _server(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         lifespan="off",
         loop="asyncio",
-        http=PatientProtocol,
+        http=cast("type[asyncio.Protocol]", protocol),  # it is only ever called
         ws="none",
         log_config=None,
         access_log=False,
