@@ -54,6 +54,7 @@ class Engine:
         self._at_gate: dict[str, deque[_Seat]] = {}
         self._ticket = 0
         self._threads: list[threading.Thread] = []
+        self._resting: dict[int, float] = {}  # the worker threads that wait, and until when at the latest
         self._stopped = False
 
     # Waking ------------------------------------------------------------------------------------------------
@@ -65,6 +66,7 @@ class Engine:
             if seat is None:
                 seat = self._seats[path] = _Seat(Pump(path, self.delivery))
             self._wake(seat)
+            self._call_somebody()
 
     def wake_all(self, paths: Iterable[Path] = ()) -> None:
         """Look at every pump again, and at these files."""
@@ -73,6 +75,7 @@ class Engine:
         with self._cond:
             for seat in self._seats.values():
                 self._wake(seat)
+            self._call_somebody()
 
     def dismiss(self, path: Path) -> bool:
         """Give up the sender's place of an outbox; False when it is at work. The next `wake` takes it anew.
@@ -100,6 +103,14 @@ class Engine:
         if not seat.ready:
             seat.ready, seat.due_ms, seat.tag = True, None, None
             self._ready.append(seat)
+
+    def _call_somebody(self) -> None:
+        """Wake a resting worker if there is something to do that nobody else comes for.
+
+        Not after each turn: a second thread that looks in vain costs more than the turn of a small event.
+        """
+        due_ms = None if self._ready else self._next_due()
+        if self._ready or (due_ms is not None and due_ms < min(self._resting.values(), default=0)):
             self._cond.notify()
 
     # Taking turns ------------------------------------------------------------------------------------------
@@ -153,7 +164,6 @@ class Engine:
             if seat.woken and isinstance(turn, Sleep):
                 turn = Again() if turn.until_ms is None else turn
             self._place(seat, turn)
-            self._cond.notify()
 
     def _place(self, seat: _Seat, turn: Turn) -> None:
         match turn:
@@ -254,19 +264,23 @@ class Engine:
                 continue
 
     def _work(self) -> None:
+        me = threading.get_ident()
         while True:
             with self._cond:
                 self._collect()
                 while not self._ready and not self._stopped:
-                    due_ms = self._next_due()
+                    now_ms, due_ms = self.delivery.clock.monotonic_ms(), self._next_due()
                     wait_s = _LONGEST_WAIT_S
                     if due_ms is not None:
-                        wait_s = (due_ms - self.delivery.clock.monotonic_ms()) / 1_000
-                    self._cond.wait(min(_LONGEST_WAIT_S, max(0.001, wait_s)))
+                        wait_s = min(_LONGEST_WAIT_S, max(0.001, (due_ms - now_ms) / 1_000))
+                    self._resting[me] = now_ms + wait_s * 1_000
+                    self._cond.wait(wait_s)
+                    del self._resting[me]
                     self._collect()
                 if self._stopped:
                     return
                 seat = self._take()
+                self._call_somebody()
             self._run(seat)
 
     # Looking -----------------------------------------------------------------------------------------------
@@ -309,6 +323,7 @@ class Engine:
             for seat in self._seats.values():
                 seat.pump.begin_flush()
                 self._wake(seat)
+            self._call_somebody()
 
     def end_flush(self) -> None:
         """Back to the usual pace."""
