@@ -219,6 +219,14 @@ def test_every_promise_stands_in_the_guarantees():
     assert [section for section in sections if "\nHeld by: " not in section] == []
 
 
+def test_every_file_of_chaos_holds_a_promise():
+    """A new one is named in the guarantees, after `Held by:`, or nobody knows what it is for."""
+    held_by = " ".join(re.findall(r"^Held by: (.*?)\n(?:\n|\Z)", GUARANTEES, re.MULTILINE | re.DOTALL))
+    files = sorted(f"tests/chaos/{path.name}" for path in (ROOT / "tests/chaos").glob("test_*.py"))
+    assert len(files) > 10
+    assert [name for name in files if f"`{name}`" not in held_by] == []
+
+
 def missing_tests(text):
     """The tests that a page names, as `tests/FILE.py` or `tests/FILE.py::NAME`, and that are not there."""
     for name in sorted(set(re.findall(r"`(tests/[^`]+)`", text))):
