@@ -8,7 +8,7 @@ import threading
 import pytest
 from processes import DaemonProcess, dead_of, program, status_of, wait_for
 
-from outbox.errors import StoreError
+from outbox.errors import StoreBusy, StoreDamaged
 from outbox.library import mend
 from outbox.store.damage import damaged_files, damages
 from outbox.store.directory import StateDirectory
@@ -76,7 +76,7 @@ def dead_letters(state):
     """Those of the agent; the last flip may have hit the new file, and nobody has looked at it since."""
     try:
         return dead_of(state.path, AGENT)
-    except StoreError:
+    except StoreDamaged:
         mend(state, AGENT)
         return dead_of(state.path, AGENT)
 
@@ -111,8 +111,9 @@ def test_each_acknowledged_event_arrives_or_is_told_of(tmp_path):
             producer.end()
 
         def is_drained():
-            with contextlib.suppress(StoreError):  # a look while the file is replaced; the next one tells
-                return path.exists() and not status_of(state.path, AGENT).waiting
+            with contextlib.suppress(StoreDamaged, StoreBusy):  # it is replaced; the next look tells
+                status = path.exists() and status_of(state.path, AGENT)
+                return status and not status.waiting and status.head is None  # the gap has left, too
 
         wait_for(is_drained, 60)
         assert daemon.process.poll() is None
