@@ -385,17 +385,30 @@ def test_a_kind_of_a_newer_version(why, capsys, tmp_path):
         assert why(world)["lines"][0] == "builder: nothing waits; 1 delivered, 1 dead letter."
 
 
-def test_a_row_whose_text_was_damaged(why, capsys, tmp_path):
-    """A stored text that does not match its checksum is kept as `damaged`, and what is behind it goes on."""
+@pytest.mark.parametrize("seq", [1, 2])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "wire_payload = replace(wire_payload, 'note', 'nota')",
+        "kind = 'session-messagf'",  # one bit: no kind that anybody knows
+        "kind = CAST(x'f3657373696f6e2d6d657373616765' AS TEXT)",  # one bit: no UTF-8
+        "kind = 'insight'",
+    ],
+    ids=["text", "kind unknown", "kind no text", "kind of another path"],
+)
+def test_a_row_that_was_damaged(why, capsys, tmp_path, harm, seq):
+    """What does not match its checksum is kept as `damaged`, its kind too, alone; the others go on."""
     with world_at(tmp_path) as world:
-        world.enqueue("builder", 2)
+        world.enqueue("builder", 3)
         (path,) = world.state.outbox_files()
         db = apsw.Connection(str(path))
-        db.execute("UPDATE events SET wire_payload = replace(wire_payload, 'note', 'nota') WHERE seq = 1")
+        db.execute(f"UPDATE events SET {harm} WHERE seq = ?", (seq,))
+        assert db.changes() == 1
         db.close()
         world.run(ASKED_MS)
-        assert [(letter["reason"], letter["seq"]) for letter in dead_letters(capsys)] == [("damaged", 1)]
-        assert why(world)["lines"][0] == "builder: nothing waits; 1 delivered, 1 dead letter."
+        assert [(letter["reason"], letter["seq"]) for letter in dead_letters(capsys)] == [("damaged", seq)]
+        assert why(world)["lines"][0] == "builder: nothing waits; 2 delivered, 1 dead letter."
+        assert world.numbers("builder") == [n for n in range(3) if n != seq - 1]
 
 
 # What is in the way on our own side ------------------------------------------------------------------------
