@@ -145,8 +145,9 @@ class RecordedDisk(apsw.VFS):
     def _link(self, real, source, target, **options):
         file = self.number(os.fspath(source))
         real(source, target, **options)
-        self._files[self._inside(target)] = file
-        self._name((self._inside(target), file))
+        if (target := self._inside(target)) is not None:
+            self._files[target] = file
+            self._name((target, file))
 
     def _unlink(self, real, path, *, dir_fd=None):
         target = _at(path, dir_fd)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import apsw
 from boxes import NOW, ack, bury, contents, event, first, release, roomy, tool_call, trouble
+from power_import import Elsewhere
 from processes import wait_for
 
 from outbox.event import Limits
@@ -73,8 +74,8 @@ def _short(value):
 class Run:
     """One run. `act` does one thing at random."""
 
-    def __init__(self, disk, chance, monkeypatch):
-        """The state directory does not exist yet."""
+    def __init__(self, disk, chance, monkeypatch, elsewhere):
+        """The state directory does not exist yet; the folder `elsewhere` is not on the disk."""
         self._disk, self._chance = disk, chance
         self._state = StateDirectory(f"{disk.root}/state")
         self._boxes, self._claims, self._number = {}, {}, 0
@@ -83,6 +84,7 @@ class Run:
         monkeypatch.setattr(open_file, "_LOG_KEPT_BYTES", 20_000)
         monkeypatch.setattr(os, "urandom", chance.randbytes)  # ids make rows longer or shorter
         monkeypatch.setattr(Transaction, "__exit__", self._noting(Transaction.__exit__))
+        self._elsewhere = Elsewhere(elsewhere, disk.root, chance, monkeypatch, self._accepted)
         self._state.create()
         self._relay_state = RelayState(self._state.relay_state)
 
@@ -99,7 +101,8 @@ class Run:
             box = transaction._connection
             with box.mutex:
                 real(transaction, kind, error, trace)
-                if error is None and transaction._synchronous:
+                is_own = box.folder == str(self._state.agents)  # no copy, and not elsewhere
+                if is_own and error is None and transaction._synchronous:
                     self._note("commit", box.agent, held(box))
 
         return exits
@@ -118,7 +121,7 @@ class Run:
         box = self._box(agent)
         taken = self._claims.get(agent)
         names = ["enqueue"] * 5 + ["again", "together", "many", "replay", "discard", "skip", "person"]
-        names += ["keep", "tidy", "reopen", "fact", "salvage", "retire"]
+        names += ["import"] * 2 + ["keep", "tidy", "reopen", "fact", "salvage", "retire"]
         names += ["settle"] * 12 if taken else ["claim"] * 8 + ["unsafe"] * 4 + ["expire"]
         name = self._chance.choice(names)
         self.acts.append((name, agent, len(self._disk.log)))
@@ -183,10 +186,15 @@ class Run:
             thread.join()
 
     def _accepted(self, box, results):
-        receipts = [result for result in results if isinstance(result, Receipt)]
+        receipts = [one for one in results if isinstance(one, Receipt) and not one.duplicate]
         with box.mutex:
             self._promise(box)
             self._note("accepted", box.agent, [(one.seq, one.idempotency_key) for one in receipts])
+
+    def _import(self, box):
+        """From another host, in several commits; each of them is kept as a whole."""
+        events = [self._event() for _ in range(self._chance.randint(1, 9))]
+        self._elsewhere.take_in(box.agent, events)
 
     # The sender --------------------------------------------------------------------------------------------
 

@@ -21,15 +21,16 @@ def test_a_power_cut_at_any_point_loses_nothing_that_was_promised(tmp_path, monk
     for number in range(runs):
         play(tmp_path / str(number), f"{seed}/{number}", monkeypatch, POINTS if runs == 1 else POINTS // 3)
         shutil.rmtree(tmp_path / str(number))
+        shutil.rmtree(tmp_path / f"{number}-elsewhere")
 
 
 def play(folder, name, monkeypatch, number):
     """One run, and a power cut at so many points of it."""
     folder.mkdir()
     chance = random.Random(name)
-    disk = RecordedDisk(folder)
+    disk, elsewhere = RecordedDisk(folder), folder.with_name(f"{folder.name}-elsewhere")
     with monkeypatch.context() as patch, disk.recording(patch):
-        run = Run(disk, chance, patch)
+        run = Run(disk, chance, patch, elsewhere)
         run.play(ACTS)
     log, platter, stories = disk.log, Platter(folder), {agent: Story() for agent in AGENTS}
     points = chosen(log, number, random.Random(f"{name}/points"))
