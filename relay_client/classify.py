@@ -6,11 +6,11 @@ Pure, and no judgement of events: what a meaning costs an event is the caller's 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from relay_client.clean import cut_bytes, excerpt, one_line
@@ -73,8 +73,7 @@ _OF_AN_EVENT = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
+class _Heard(NamedTuple):
     """One whole answer, taken apart once."""
 
     status: int
@@ -137,7 +136,7 @@ def read_archive_chunk(answer: Answer, *, now_ms: int, max_retry_after_ms: int) 
     value = parse_json(answer.body)
     archive = value.get("archive") if isinstance(value, dict) else None
     generation = archive.get("generation") if isinstance(archive, dict) else None
-    return replace(reading, generation=generation if _is_count(generation) else None)
+    return reading._replace(generation=generation if _is_count(generation) else None)
 
 
 def read_tool_call(answer: Answer, request_id: str, *, now_ms: int, max_retry_after_ms: int) -> Reading:
@@ -153,7 +152,7 @@ def read_tool_call(answer: Answer, request_id: str, *, now_ms: int, max_retry_af
     heard = _hear(answer, answer.status, now_ms, max_retry_after_ms)
     message = answer_to(heard.value, request_id)
     if message is not None and "result" not in message:
-        heard = replace(heard, problem=read_problem(b"", message, heard.headers))
+        heard = heard._replace(problem=read_problem(b"", message, heard.headers))
     if heard.accepts:
         return _tool_answer(heard, message)
     sort = _sort_of_error(heard)
@@ -161,7 +160,7 @@ def read_tool_call(answer: Answer, request_id: str, *, now_ms: int, max_retry_af
         return _reading(heard, sort)
     code = heard.problem.code
     if answer.status == 400 and code in OF_STATELESS:
-        return replace(_reading(heard, _sort_of_rpc_error(code) or sort), not_run=True)
+        return _reading(heard, _sort_of_rpc_error(code) or sort)._replace(not_run=True)
     return _reading(heard, _sort_of_rpc_error(code) or (sort if answer.era_holds else _of_era(heard, sort)))
 
 
@@ -174,8 +173,8 @@ def read_preparation(answer: Answer, *, now_ms: int, max_retry_after_ms: int) ->
     unreadable = read.sort is Sort.LOST and answer.status is not None and not answer.cut
     if unreadable or read.sort in _OF_AN_EVENT:
         detail = "no revision of MCP that is known here" if read.sort is Sort.ACCEPTED else read.detail
-        read = replace(read, sort=Sort.NO_ENDPOINT, detail=one_line(detail), result=None)
-    return replace(read, not_run=True)
+        read = read._replace(sort=Sort.NO_ENDPOINT, detail=one_line(detail), result=None)
+    return read._replace(not_run=True)
 
 
 def read_health(answer: Answer) -> bool:
@@ -232,7 +231,12 @@ def _single(heard: _Heard) -> Reading:
         return _reading(heard, Sort.NOT_A_RELAY)
     if error_of(heard.value) is not None:
         return _reading(heard, _BY_CODE_IN_2XX.get(heard.problem.code, Sort.FAILED))
-    return Reading(Sort.ACCEPTED, heard.status)
+    return _accepted(heard.status)
+
+
+@functools.cache
+def _accepted(status: int) -> Reading:
+    return Reading(Sort.ACCEPTED, status)
 
 
 def _sort_of_error(heard: _Heard) -> Sort:
@@ -277,7 +281,7 @@ def _item(result: Any, now_ms: int, max_retry_after_ms: int) -> Reading | None:
     if not isinstance(status, int) or isinstance(status, bool) or not 100 <= status <= 999:
         return None
     if 200 <= status < 300 and error_of(result) is None:
-        return Reading(Sort.ACCEPTED, status)
+        return _accepted(status)
     wait = result.get("retryAfter", result.get("retry_after", ""))
     headers = {"retry-after": str(wait)} if isinstance(wait, str | int) else {}
     body = json.dumps(result, separators=(",", ":")).encode()
@@ -294,17 +298,14 @@ def _tool_answer(heard: _Heard, message: Mapping[str, Any] | None) -> Reading:
     result = message["result"]
     kind = result.get("resultType", "complete") if isinstance(result, dict) else None
     if kind == "input_required":
-        return replace(
-            _reading(heard, Sort.REFUSED, "the tool asks for input, and there is nobody to answer"),
-            code="input_required",
-        )
+        asks = _reading(heard, Sort.REFUSED, "the tool asks for input, and there is nobody to answer")
+        return asks._replace(code="input_required")
     if kind != "complete":
         return _reading(heard, Sort.LOST, "no result that this revision of the protocol knows")
     text = cut_bytes(json.dumps(result, ensure_ascii=False, separators=(",", ":")), RESULT_BYTES)
     if result.get("isError") is True:
-        return replace(
-            _reading(heard, Sort.TOOL_ERROR, _tool_text(result) or "the tool said no"), result=text
-        )
+        said_no = _reading(heard, Sort.TOOL_ERROR, _tool_text(result) or "the tool said no")
+        return said_no._replace(result=text)
     return Reading(Sort.ACCEPTED, heard.status, result=text)
 
 

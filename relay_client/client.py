@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, cast
 
@@ -248,7 +247,7 @@ class RelayClient:
             return _read_whole(status, headers, chunks)
 
         answer = self._ask(request, timeout_ms, deadline, token=token, read=read)
-        return replace(answer, request_id=request_id or "")
+        return answer._replace(request_id=request_id or "")
 
     def _new_id(self) -> str:
         return self._random_bytes(_REQUEST_ID_BYTES).hex()
@@ -288,14 +287,14 @@ class RelayClient:
             return Answer(None, failure=Failure.STOPPED, detail="stopped before it was sent", sent=False)
         try:
             response = self._transport.handle_request(request)
+            # Not `iter_raw`: an answer that a test made counts as read, its stream can be read again.
+            stream = cast("httpx.SyncByteStream", response.stream)
             try:
                 headers = _joined(response)
-                # Not `iter_raw`: an answer that a test made counts as read, its stream can be read again.
-                stream = cast("httpx.SyncByteStream", response.stream)
                 chunks = unpacked(stream, headers.get("content-encoding", ""))
                 body, cut = (read or _read_whole)(response.status_code, headers, chunks)
             finally:
-                response.close()
+                stream.close()
         except (httpx.TransportError, DamagedBody) as error:
             stopped = self._aborted or (ours and time.monotonic() >= request.extensions["deadline"])
             return _no_answer(error, stopped=stopped, elapsed_ms=_ms_since(began))

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from relay_client import mcp
 from relay_client.client import RelayClient
@@ -158,7 +158,7 @@ class McpEndpoint:
         is_same = bool(other.opened) == bool(way.opened) and other.mirror == way.mirror
         if lesson is not Lesson.SESSION_GONE and is_same:
             # In a session it may still be about the session: several servers that do not share theirs.
-            return replace(answer, era_holds=way.opened is None)
+            return answer._replace(era_holds=way.opened is None)
         answer = send(other)
         self._learn(other, answer, tool, token)
         return answer
@@ -203,7 +203,7 @@ class McpEndpoint:
     def _lead(self, work: _FindingOut, token: str | None, deadline: float | None) -> None:
         try:
             answer = self._find_out(token, deadline)
-            work.answer = None if answer is None else replace(answer, is_preparation=True)
+            work.answer = None if answer is None else answer._replace(is_preparation=True)
         finally:
             with self._mutex:
                 del self._under_way[token]

@@ -36,7 +36,7 @@ def parse_json(body: bytes | str) -> Any:
     """
     try:
         text = body if isinstance(body, str) else body.decode("utf-8-sig", "surrogatepass")
-        return json.loads(text, parse_int=_integer)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return NOT_JSON
 
@@ -108,3 +108,6 @@ def _of_text(body: bytes) -> str:
 def _integer(digits: str) -> int | str:
     # Turning many thousand digits into an int takes seconds, and Python refuses beyond 4,300.
     return int(digits) if len(digits) <= _LONGEST_INTEGER_DIGITS else digits
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)  # to make one costs more than to read a short answer

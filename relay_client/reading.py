@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 
 class Sort(enum.StrEnum):
@@ -42,8 +44,7 @@ class Failure(enum.StrEnum):
     STOPPED = "stopped"  # cut off by us: `abort()` or the caller's deadline; says nothing about the relay
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What came back for one request.
 
     `status` is None when no whole answer came; then `failure` says why. `headers` have lower-case names, a
@@ -56,7 +57,7 @@ class Answer:
     """
 
     status: int | None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     body: bytes = b""
     cut: bool = False
     failure: Failure | None = None
@@ -68,8 +69,7 @@ class Answer:
     era_holds: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What one answer means.
 
     `code` is the relay's own error code, "" without one. `detail` is one line without control characters, at
@@ -90,8 +90,7 @@ class Reading:
     generation: int | None = None  # a continuation archive's generation
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a request comes from; becomes the `Outbox-…` and trace headers."""
 
     agent: str

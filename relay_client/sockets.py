@@ -130,6 +130,8 @@ class SocketStream:
     def __init__(self, sockets: Sockets, connected: socket.socket) -> None:
         self._sockets = sockets
         self._socket = connected
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
 
     def read(self, exchange: Exchange) -> bytes:
         """What has come, b"" at the end."""
@@ -159,9 +161,7 @@ class SocketStream:
 
     def is_ended(self) -> bool:
         """Whether an idle connection is of no use any more."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._poll.poll(0))
 
     def close(self) -> None:
         """Close the connection."""

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from outbox.capture import mcp_message as rpc
@@ -173,7 +173,7 @@ class Relay:
             return None, None
         reading = self._read(answer)
         is_refusal = reading.sort is Sort.FORBIDDEN
-        raise Unanswered(replace(reading, not_run=not is_refusal, detail=reading.detail or str(reading.sort)))
+        raise Unanswered(reading._replace(not_run=not is_refusal, detail=reading.detail or str(reading.sort)))
 
     def abort(self) -> None:
         """Ask for no token any more, at once and for good; what is under way is cut off by its ticket."""
@@ -396,7 +396,7 @@ def _deadline(within_s: float = _TOKEN_S) -> float:
 def _without(token: str | None, answer: Answer) -> Answer:
     """What a relay echoes of the token must not come into a message: it is no business of the client's."""
     headers = {name: without_token_text(value, token) for name, value in answer.headers.items()}
-    return replace(answer, headers=headers, body=without_token(answer.body, token))
+    return answer._replace(headers=headers, body=without_token(answer.body, token))
 
 
 def _hidden(token: str | None, texts: Iterator[str]) -> Iterator[str]:

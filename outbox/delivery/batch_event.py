@@ -55,7 +55,7 @@ class BatchEvents:
     def _parcel(self, sending: Sending, taken: Claim, batch: Batch, run: list[int]) -> Parcel:
         origin = origin_of(sending.box.agent, sending.box.stream, taken.rows[0])
         if len(run) > 1:
-            return Parcel(Form.GROUP, self._d.routes.batch, batch.body(run), None, origin, count=len(run))
+            return Parcel(Form.GROUP, self._d.routes.batch, batch.body(run), None, origin, events=len(run))
         message = batch.messages[run[0]]
         return Parcel(Form.SINGLE, self._d.routes.messages, message, message_keys([message])[0], origin)
 

@@ -46,7 +46,7 @@ def exchange(delivery: Delivery, parcel: Parcel, token: str | None) -> Reading |
             origin=parcel.origin,
             deadline=delivery.deadline,
         )
-    reading = _read(delivery, parcel.form, parcel.count, answer)
+    reading = _read(delivery, parcel.form, parcel.events, answer)
     delivery.count("cut" if isinstance(reading, Cut) else str(reading.sort), answer.elapsed_ms / 1_000)
     return reading
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outbox.store.row import Row
 from outbox.wire_text import wire_key
@@ -23,16 +24,15 @@ class Form(enum.Enum):
     TOOL = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One request. `count` is the number of messages in it; `key` is set when it is one event's."""
+class Parcel(NamedTuple):
+    """One request. `events` is the number of messages in it; `key` is set when it is one event's."""
 
     form: Form
     path: str
     body: bytes
     key: str | None
     origin: Origin
-    count: int = 1
+    events: int = 1
     tool: str = ""
 
 
@@ -98,4 +98,4 @@ def group(routes: Routes, agent: str, stream: str, rows: list[Row]) -> Parcel:
     """Neighbouring session messages in one request."""
     body = b'{"messages":[' + b",".join(row.wire_payload for row in rows) + b"]}"
     origin = origin_of(agent, stream, rows[0], several=rows)
-    return Parcel(Form.GROUP, routes.batch, body, None, origin, count=len(rows))
+    return Parcel(Form.GROUP, routes.batch, body, None, origin, events=len(rows))

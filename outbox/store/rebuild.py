@@ -143,7 +143,7 @@ class _Target:
             None,
             None,
         )
-        self.put(dataclasses.replace(sender_row("", (*raw, None)), kind=GAP_KIND, sound=True), None)
+        self.put(sender_row("", (*raw, None))._replace(kind=GAP_KIND, sound=True), None)
 
     def one(self, statement: str, *args: Any) -> int:
         """The only number of a statement."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from outbox.event import row_checksum
 from outbox.outcome import Trouble
@@ -15,8 +14,7 @@ _UNSOUND = False
 CRASHED = "crashed"  # the reason of an entry: its sender died
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One event as its sender sees it. `size_bytes` is what it counts for in the bounds."""
 
     seq: int

@@ -7,7 +7,6 @@ generation; a sender that lost its claim changes nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,7 +83,7 @@ def _frozen(box: OutboxFile, row: Row) -> Row:
     text = make_wire("session-message", message, Stamp(row.occurred_at_ms, row.key)).text.encode()
     checksum = row_checksum(box.stream, row.seq, row.kind, row.key, row.occurred_at_ms, text)
     box.run(sql.CHANGE_GAP, row.seq, text, checksum, row.seq)
-    return dataclasses.replace(row, wire_payload=text)
+    return row._replace(wire_payload=text)
 
 
 def settle(

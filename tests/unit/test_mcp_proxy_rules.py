@@ -1,7 +1,6 @@
 """The proxy's decisions: which calls may wait, what becomes of one without a result, in which words."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -77,7 +76,7 @@ def test_what_ran_nothing_and_may_be_tried_later(status):
 def test_what_stood_before_the_call_ran_nothing(status):
     """Whatever was answered to the introduction: the call was not sent."""
     answer = Answer(status, headers={"retry-after": "9"})
-    reading = replace(read_tool_call(answer, "1", now_ms=0, max_retry_after_ms=1), not_run=True)
+    reading = read_tool_call(answer, "1", now_ms=0, max_retry_after_ms=1)._replace(not_run=True)
     assert whether_it_ran(reading) is Ran.NO
 
 
