@@ -6,6 +6,7 @@ malicious peer would play with; lenient in what does not matter (bare line feeds
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,10 +49,15 @@ def request_head(method: bytes, target: bytes, fields: Iterable[tuple[bytes, byt
     """
     lines = [b"%b %b HTTP/1.1" % (method, target)]
     for name, value in fields:
-        if not (_TOKEN.fullmatch(name) and _VALUE.fullmatch(value)):
+        if not _is_token(name) or b"\n" in value or b"\r" in value or b"\0" in value:
             raise ValueError(f"the header field {name!r} cannot be sent")
         lines.append(b"%b: %b" % (name, value))
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+@functools.lru_cache(64)
+def _is_token(name: bytes) -> bool:
+    return _TOKEN.fullmatch(name) is not None
 
 
 class HeadReader:
