@@ -30,11 +30,16 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        refusal = None
+        if scope["type"] == "http":
+            refusal = self._refusal(Headers(scope=scope), is_open=scope["path"] in _OPEN)
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+    def admits(self, fields: list[tuple[bytes, bytes]]) -> bool:
+        """Whether a request with these fields, names in lower case, may do what needs the token."""
+        return self._refusal(Headers(raw=fields), is_open=False) is None
+
+    def _refusal(self, headers: Headers, *, is_open: bool) -> Response | None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return problem(
@@ -50,7 +55,7 @@ class Guard:
                 "The request comes from a web page of somebody else. Nothing was changed. Send it from a "
                 "program, without Origin.",
             )
-        if scope["path"] not in _OPEN and not self._has_token(headers):
+        if not is_open and not self._has_token(headers):
             return problem(
                 401,
                 "no_token",

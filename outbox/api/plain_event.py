@@ -27,11 +27,15 @@ _JSON_TYPES = frozenset((b"", b"application/json"))
 
 
 class PlainEvent(NamedTuple):
-    """The agent as the path has it, and the body, of which so many bytes have not come yet."""
+    """The agent as the path has it, and the body, of which so many bytes have not come yet.
+
+    The fields of the head are as ASGI has them: in order, names in lower case, no blanks around values.
+    """
 
     agent: bytes
     body: bytes
     missing_bytes: int
+    fields: list[tuple[bytes, bytes]]
 
 
 def plain_event(data: bytes) -> PlainEvent | None:
@@ -42,21 +46,21 @@ def plain_event(data: bytes) -> PlainEvent | None:
     head = _HEAD.match(data, 0, _MOST_HEAD_BYTES)
     if head is None:
         return None
+    fields = [(name.lower(), value.rstrip()) for name, value in _FIELD.findall(head[2])]
     telling: dict[bytes, bytes] = {}
-    for name, value in _FIELD.findall(head[2]):
-        low = name.lower()
-        if low in _TELLING:
-            if low in telling:
+    for name, value in fields:
+        if name in _TELLING:
+            if name in telling:
                 return None
-            telling[low] = value
-        elif low in _UNUSUAL:
+            telling[name] = value
+        elif name in _UNUSUAL:
             return None
-    length = telling.get(b"content-length", b"").rstrip()
+    length = telling.get(b"content-length", b"")
     if b"host" not in telling or not _is_length(length):
         return None
-    if telling.get(b"connection", b"keep-alive").strip().lower() != b"keep-alive":
+    if telling.get(b"connection", b"keep-alive").lower() != b"keep-alive":
         return None
-    if telling.get(b"content-type", b"").partition(b";")[0].strip().lower() not in _JSON_TYPES:
+    if telling.get(b"content-type", b"").partition(b";")[0].rstrip().lower() not in _JSON_TYPES:
         return None
     body = data[head.end() :]
     missing_bytes = int(length) - len(body)
@@ -64,4 +68,4 @@ def plain_event(data: bytes) -> PlainEvent | None:
         return None
     if not missing_bytes and body.lstrip()[:1] != b"{":
         return None
-    return PlainEvent(head[1], body, missing_bytes)
+    return PlainEvent(head[1], body, missing_bytes, fields)

@@ -18,7 +18,6 @@ from outbox.api.app import local_app, undecoded
 from outbox.api.binding import bind_private
 from outbox.api.gathering import Gathering
 from outbox.api.guard import Guard
-from outbox.api.patience import PatientProtocol
 from outbox.api.served import Served
 from outbox.api.short_way import ShortWay
 
@@ -54,10 +53,10 @@ class LocalServer:
         app = undecoded(local_app(daemon))
         self._gathering = Gathering(daemon)
         self._sockets: list[socket.socket] = []
-        self._servers = [(_server(app, partial(ShortWay, self._gathering)), self._sockets)]
+        self._servers = [(_server(app, partial(ShortWay, self._gathering, None)), self._sockets)]
         if tcp is not None:
-            guarded = Guard(app, tcp.token, tcp.host)
-            self._servers.append((_server(guarded, PatientProtocol), [tcp.listening]))
+            guard = Guard(app, tcp.token, tcp.host)
+            self._servers.append((_server(guard, partial(ShortWay, self._gathering, guard)), [tcp.listening]))
         self._thread = threading.Thread(target=self._run, name="local-socket", daemon=True)
 
     def start(self) -> None:

@@ -1,7 +1,7 @@
 """The short way of a plain event: from its connection to the store and back, past parser and application.
 
-They would cost several times what the event does. Only for connections that nobody guards; whatever is not
-plain goes the long way, and is answered there.
+They would cost several times what the event does. Whatever is not plain, or not admitted, goes the long way,
+and is answered there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import h11
 
 from outbox.api.gathering import Answer, Asked, Gathering
+from outbox.api.guard import Guard
 from outbox.api.patience import PatientProtocol
 from outbox.api.plain_event import START, plain_event
 
@@ -21,10 +22,11 @@ BODY_WITHIN_S = 1.0  # behind its head; whoever is slower goes the long way, whe
 class ShortWay(PatientProtocol):
     """One connection. A request of it is under way here or in the parser, never in both."""
 
-    def __init__(self, gathering: Gathering, *args: Any, **named: Any) -> None:
-        """`gathering` stores the events."""
+    def __init__(self, gathering: Gathering, guard: Guard | None, *args: Any, **named: Any) -> None:
+        """`gathering` stores the events that `guard`, if there is one, admits."""
         super().__init__(*args, **named)
         self._gathering = gathering
+        self._guard = guard
         self._under_way = False
         self._ends = False
         self._kept = b""  # a plain head without its whole body, or what came behind a request under way
@@ -54,7 +56,7 @@ class ShortWay(PatientProtocol):
 
     def _takes(self, data: bytes) -> bool:
         event = plain_event(data)
-        if event is None:
+        if event is None or not (self._guard is None or self._guard.admits(event.fields)):
             return False
         self._unset_keepalive_if_required()
         self._headers_came()

@@ -120,6 +120,24 @@ def test_events_by_tcp(daemon, address, bearer):
     assert (status, json.loads(answer)["seq"]) == (200, 1)
 
 
+NOT_ADMITTED = [
+    ({"Authorization": "Bearer other"}, 401),
+    ({"Authorization": ""}, 401),
+    ({"Host": "relay.example"}, 403),
+    *((fields, 403) for fields in PAGES),
+]
+
+
+@pytest.mark.parametrize(("fields", "refused"), NOT_ADMITTED)
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8"])
+def test_an_event_that_is_not_admitted(daemon, address, bearer, content_type, fields, refused):
+    """Refused before anything is stored, however quickly a plain event is served to others."""
+    body = json.dumps({"kind": "insight", "payload": {}})
+    given = {"Authorization": bearer, "Content_Type": content_type, **fields}
+    assert asked(address, "POST", "/v1/agents/nobody/events", body, **given)[0] == refused
+    assert daemon.ask("GET", "/v1/agents/nobody/events")[0] == 404
+
+
 def test_a_token_file_is_read_again(tmp_path):
     """A rotated token counts at once, the old one no more."""
     file = tmp_path / "token"

@@ -106,6 +106,7 @@ def test_what_is_plain_is_read_the_same_by_the_parser():
         request, body, end = (parser.next_event() for _ in range(3))
         assert request.method == b"POST", data
         assert request.target == b"/v1/agents/%b/events" % event.agent, data
+        assert list(request.headers) == event.fields, data
         assert bytes(body.data) == event.body, data
         assert isinstance(end, h11.EndOfMessage), data
         assert (parser.their_state, parser.trailing_data) == (h11.DONE, (b"", False)), data
