@@ -63,7 +63,8 @@ def make_file(draft: str | os.PathLike[str], agent: str, stream: str, rules: str
         connection.pragma("synchronous", "OFF")
         connection.pragma("auto_vacuum", "INCREMENTAL")
         connection.execute("BEGIN")
-        connection.execute(schema.CREATE)
+        for step in (schema.CREATE, *schema.MIGRATIONS):
+            connection.execute(step)
         connection.execute(statements.INSERT_OUTBOX, (agent, stream, now_ms, rules))
         connection.pragma("application_id", schema.APPLICATION_ID)
         connection.pragma("user_version", schema.VERSION)

@@ -44,13 +44,15 @@ class OutboxFile(Connection):
         self.limits, self.bounds = Limits(), Bounds()
         try:
             with self.mutex:
-                self._check()
+                version = self._check()
+                if version < schema.VERSION:
+                    self._migrate(version)
                 self.agent, self.stream = self._identity()
         except BaseException:
             self.close()
             raise
 
-    def _check(self) -> None:
+    def _check(self) -> int:
         db, name = self.db, self.name
         version = db.pragma("user_version")
         if db.pragma("application_id") != schema.APPLICATION_ID or version < 1:
@@ -66,6 +68,15 @@ class OutboxFile(Connection):
                 "Nothing was stored. Move the state directory to a local file system."
             )
         db.pragma("journal_size_limit", _JOURNAL_LIMIT_BYTES)
+        return int(version)
+
+    def _migrate(self, version: int) -> None:
+        """Bring a file of an older release to this one's version, a commit a step; others may be faster."""
+        for number in range(version, schema.VERSION):
+            with self.transaction(durable=True, makes_way=True):
+                if self.db.pragma("user_version") == number:
+                    self.run(schema.MIGRATIONS[number - 1])
+                    self.run(f"PRAGMA user_version = {number + 1}")
 
     def _identity(self) -> tuple[str, str]:
         agent, stream, rules = self.one(statements.READ_IDENTITY)

@@ -113,7 +113,9 @@ CREATE TABLE totals (
 ) WITHOUT ROWID;
 """
 
-# Step N brings a file from version N to N + 1; version 1 is CREATE as it was first released.
+# Step N brings a file from version N to N + 1; version 1 is CREATE as it was first released. A file that is
+# made goes through all of them, one that is opened through those it lacks. Processes of the older release may
+# have it open meanwhile: what they go on writing must stay right.
 MIGRATIONS: tuple[str, ...] = ()
 
 VERSION = 1 + len(MIGRATIONS)

@@ -1,15 +1,34 @@
 """A power cut at any point of an outbox's life: what was promised is there, whatever else the disk kept."""
 
+import contextlib
 import random
 import shutil
+from collections import Counter
 
-from boxes import NOW, ack, dead_seqs, make_box, put, seqs, state_in, take, tool_call
+import apsw
+from boxes import (
+    NOW,
+    ack,
+    dead_seqs,
+    deliver,
+    event,
+    kill,
+    make_box,
+    put,
+    seqs,
+    state_in,
+    take,
+    tool_call,
+)  # fmt: skip
+from later_schema import LATER, upgrade
 from power_check import Story, check, next_state
 from power_disk import Least, Platter, RecordedDisk, never_flushed
 from power_run import AGENTS, Run
 
+from outbox.store import schema
 from outbox.store.file import open_outbox
 from outbox.store.sending import recover, settle
+from outbox.store.verify import unsound_rows, verify_counters, verify_pages
 
 ACTS = 90
 POINTS = 300
@@ -85,3 +104,58 @@ def test_a_settlement_that_was_not_flushed_repeats_no_unsafe_call(tmp_path, monk
     assert recover(left, now_ms=NOW) == [1]
     assert (seqs(left), dead_seqs(left)) == ([], [1])
     left.close()
+
+
+def test_a_power_cut_at_any_point_of_a_migration_leaves_one_version_or_the_other(tmp_path, monkeypatch, seed):
+    """Both steps are cut off before each entry of the log; the next to open the file goes on from there."""
+    (tmp_path / "disk").mkdir()
+    disk, older = RecordedDisk(tmp_path / "disk"), schema.VERSION
+    with monkeypatch.context() as patch, disk.recording(patch):
+        box = make_box(state_in(f"{disk.root}/state"))
+        put(box, *(event({"n": n, "body": "x" * 700}, idempotency_key=f"key-{n}") for n in range(30)))
+        kill(box, 3)
+        deliver(box, 4)
+        box.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+        put(box, event(idempotency_key="key-30"))
+        held, path = (seqs(box), dead_seqs(box)), box.path
+        box.close()
+        begins = len(disk.log)
+        upgrade(patch)
+        open_outbox(state_in(f"{disk.root}/state"), path).close(checkpoint=True)
+    platter, versions = Platter(disk.root), Counter()
+    with never_flushed(monkeypatch):
+        for index, entry in enumerate((*disk.log, None)):
+            if index >= begins:
+                left = tmp_path / f"cut-{index}"
+                left.mkdir()
+                platter.lay_out(left, random.Random(f"{seed}/{index}"))
+                versions[opened_by_either(left, held, monkeypatch, older)] += 1
+                shutil.rmtree(left)
+            if entry is not None:
+                platter.play(entry)
+    assert set(versions) == {older, older + 1, LATER}, versions
+
+
+def opened_by_either(left, held, monkeypatch, older):
+    """The version that was found: the older release goes on with its own, the later one with each."""
+    state = state_in(left / "state")
+    (path,) = state.outbox_files()
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        found = db.pragma("user_version")
+    if found == older:
+        look_through(state, path, held, older)
+    with monkeypatch.context() as patch:
+        upgrade(patch)
+        look_through(state, path, held, LATER)
+    return found
+
+
+def look_through(state, path, held, version):
+    """All that was there is there, and whole."""
+    with contextlib.closing(open_outbox(state, path)) as box:
+        assert box.one("PRAGMA user_version") == (version,)
+        assert (seqs(box), dead_seqs(box)) == held
+        assert verify_pages(box) == verify_counters(box) == unsound_rows(box) == []
+        if version == LATER:
+            assert box.one("SELECT count(label) FROM events") == (len(held[0]),)
+            assert box.one("SELECT count(*) FROM labels") == (len(held[0]),)
