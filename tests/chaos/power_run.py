@@ -187,6 +187,8 @@ class Run:
 
     def _accepted(self, box, results):
         receipts = [one for one in results if isinstance(one, Receipt) and not one.duplicate]
+        if not receipts:  # a commit that changes nothing flushes nothing: what was known was promised before
+            return
         with box.mutex:
             self._promise(box)
             self._note("accepted", box.agent, [(one.seq, one.idempotency_key) for one in receipts])
