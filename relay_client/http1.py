@@ -18,7 +18,7 @@ _MAX_CHUNK_LINE_BYTES = 4 * 1024
 _START = b"HTTP/1."
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9]) ([1-9][0-9]{2})(?: [^\x00-\x08\x0a-\x1f]*)?")
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE = re.compile(rb"[^\x00\r\n]*")
+_BREAK = re.compile(rb"[\x00\r\n]")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n")
 _FOLD = re.compile(rb"\r?\n[ \t]+")
@@ -34,7 +34,10 @@ class NotHttp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The start of a final response. `keeps`: the connection may serve another request afterwards."""
+    """The start of a final response, its names in lower case.
+
+    `keeps`: the connection may serve another request afterwards.
+    """
 
     status: int
     fields: Fields
@@ -45,14 +48,18 @@ def request_head(method: bytes, target: bytes, fields: Iterable[tuple[bytes, byt
     """The bytes before a request's body.
 
     Raises:
-        ValueError: a name or value would break out of its line.
+        ValueError: the target, a name or a value would break out of its line.
     """
     lines = [b"%b %b HTTP/1.1" % (method, target)]
     for name, value in fields:
-        if not _is_token(name) or b"\n" in value or b"\r" in value or b"\0" in value:
+        if not _is_token(name):
             raise ValueError(f"the header field {name!r} cannot be sent")
-        lines.append(b"%b: %b" % (name, value))
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+        lines.append(name + b": " + value)
+    head = b"\r\n".join(lines)
+    if {head.count(b"\n"), head.count(b"\r")} != {len(lines) - 1} or head.count(b"\0"):
+        guilty = [line.partition(b":")[0] for line in lines if _BREAK.search(line)]
+        raise ValueError(f"the header field {guilty[0]!r} cannot be sent")
+    return head + b"\r\n\r\n"
 
 
 @functools.lru_cache(64)
@@ -218,6 +225,8 @@ class _Chunked:
 
 
 def _parse_head(block: bytes) -> Head:
+    if block.count(b"\0") or block.count(b"\r") != block.count(b"\r\n"):
+        raise NotHttp("the answer has a broken header")
     lines = _LINE_END.split(_FOLD.sub(b" ", block))
     start = _STATUS_LINE.fullmatch(lines[0])
     if start is None:
@@ -228,19 +237,18 @@ def _parse_head(block: bytes) -> Head:
     fields = [_parse_field(line) for line in lines[1:]]
     keeps = start[1] != b"0" and b"close" not in _tokens(fields, b"connection")
     # Two answers to where the body ends: one of them was meant to be missed (RFC 9112, section 6.1).
-    names = {name.lower() for name, _ in fields}
+    names = {name for name, _ in fields}
     return Head(status, fields, keeps and not {b"transfer-encoding", b"content-length"} <= names)
 
 
 def _parse_field(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
-    value = value.strip(b" \t")
-    if not (colon and _TOKEN.fullmatch(name) and _VALUE.fullmatch(value)):
+    if not (colon and _TOKEN.fullmatch(name)):
         raise NotHttp("the answer has a broken header field")
-    return name, value
+    return name.lower(), value.strip(b" \t")
 
 
 def _tokens(fields: Fields, name: bytes) -> list[bytes]:
     """The members of a list-valued field, in lower case."""
-    values = [value for own, value in fields if own.lower() == name]
+    values = [value for own, value in fields if own == name]
     return [token.strip(b" \t").lower() for value in values for token in value.split(b",")]

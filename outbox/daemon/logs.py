@@ -22,7 +22,10 @@ _BARE_VALUE = re.compile(r'[^\s"\\]+')
 _SHORTEST_SECRET_CHARS = 4
 _MOST_SECRETS = 64  # tokens are renewed for as long as a daemon lives; the oldest are of no use to anybody
 
+_LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
+
 _secrets: dict[str, None] = {}
+_least = logging.DEBUG
 
 
 def configure(format: str, level: str) -> None:  # noqa: A002 - it is the setting's own name
@@ -31,7 +34,8 @@ def configure(format: str, level: str) -> None:  # noqa: A002 - it is the settin
     `format` is "json", "lines", or "auto": JSON when stderr is no terminal and systemd gave us a journal
     ($JOURNAL_STREAM). `level` is "debug", "info", "warning" or "error".
     """
-    least = logging.getLevelNamesMapping()[level.upper()]
+    global _least  # noqa: PLW0603 - what every event would say at "debug" must cost nothing
+    _least = least = _LEVELS[level]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -60,9 +64,10 @@ def register_secret(text: str | None) -> None:
 
 def log_line(event: str, fields: Mapping[str, Any]) -> None:
     """One line; `level` among the fields is its level (info by default)."""
-    own = dict(fields)
-    level = str(own.pop("level", "info"))
-    structlog.get_logger().log(logging.getLevelNamesMapping()[level.upper()], event, **own)
+    level = _LEVELS[fields.get("level", "info")]
+    if level >= _least:
+        own = {name: value for name, value in fields.items() if name != "level"}
+        structlog.get_logger().log(level, event, **own)
 
 
 def _is_json(format: str) -> bool:  # noqa: A002 - as above

@@ -46,7 +46,7 @@ def h11_reads(data):
                 return None
     except h11.RemoteProtocolError:
         return None
-    fields = [(name, value) for name, value in head.headers.raw_items()]
+    fields = [(name.lower(), value) for name, value in head.headers.raw_items()]
     framed = status_without_body(head.status_code) or FRAMING & {name.lower() for name, _ in fields}
     kept = bool(framed) and connection.their_state is h11.DONE and not connection.trailing_data[0]
     return head.status_code, _without_framing(fields), body, kept
