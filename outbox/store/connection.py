@@ -35,13 +35,15 @@ class Connection:
 
     Every write transaction holds the file's lifecycle byte shared, and begins only while the path still names
     the open file: whoever replaces the file holds that byte exclusively. `file` is its path as text, `name`
-    what it is called in its folder.
+    what it is called in its folder. While `suspect_mark` is there, a write or a flush has failed, and the log
+    was not renewed since.
     """
 
     def __init__(self, path: str | os.PathLike[str], locks: OwnersLock, busy_timeout_ms: int) -> None:
         """Open the file, which must be there; nothing is read yet. Raises apsw.Error."""
         self.file = os.fspath(path)
-        self.name = self.file.rpartition("/")[2]
+        folder, slash, self.name = self.file.rpartition("/")
+        self.suspect_mark = f"{folder}{slash}.suspect-{self.name}"
         self.locks = locks
         self.mutex = RLock()
         self.in_transaction = False
@@ -59,7 +61,7 @@ class Connection:
         self._lifecycle = lifecycle_byte(self.name)
         self._holds_file = False
         self._synchronous = ""
-        self._log_is_suspect = False
+        self._log_is_suspect = os.path.lexists(self.suspect_mark)
         self._closed = False
         self._durable = Transaction(self, "BEGIN IMMEDIATE", "FULL", makes_way=False)
         self._way_out = Transaction(self, "BEGIN IMMEDIATE", "FULL", makes_way=True)
@@ -149,7 +151,8 @@ class Connection:
             try:
                 self.db.wal_checkpoint(mode=mode)
             except apsw.Error as error:
-                self._log_is_suspect = self._log_is_suspect or is_write_fault(error)
+                if is_write_fault(error):
+                    self._suspect_log()
             self.db.set_busy_handler(self._wait_turn)
 
     # For transactions --------------------------------------------------------------------------------------
@@ -165,12 +168,23 @@ class Connection:
 
         It is tried at once, so that nobody finds in the log what was refused.
         """
-        self._log_is_suspect = True
+        self._suspect_log()
         try:
             with self._durable:
                 pass
         except StoreError:
             return  # the next one who wants to store something tries again, and is told
+
+    def _suspect_log(self) -> None:
+        """Whoever opens the file after this process ends must know, too; after a power cut nobody need.
+
+        Others that have it open get the fault from their own next flush (fsync(2), EIO, since Linux 4.13).
+        """
+        self._log_is_suspect = True
+        try:
+            os.close(os.open(self.suspect_mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except OSError:
+            return  # no inode, or a read-only disk: then only this process knows
 
     def _wait_turn(self, tries: int) -> bool:
         """Whether to ask once more for a lock that another process has, after a pause.

@@ -34,6 +34,7 @@ def renew_log(connection: Connection) -> None:
         db.execute("COMMIT")
         db.execute("BEGIN IMMEDIATE")
         _write_again(f"{connection.file}-wal")
+        _remove(connection.suspect_mark)  # to fail since then takes the lock that is held here
         db.execute("ROLLBACK")
         db.release_memory()  # else what is read would come from there
         ((verdict, *_),) = db.execute("PRAGMA quick_check(1)").fetchall()
@@ -50,6 +51,13 @@ def renew_log(connection: Connection) -> None:
             db.execute("ROLLBACK")
     if verdict != "ok":
         raise StoreDamaged(f"The file {connection.name} is damaged: {verdict}. Run: outbox doctor")
+
+
+def _remove(mark: str) -> None:
+    try:
+        os.unlink(mark)  # noqa: PTH108 - the paths here are texts
+    except OSError:
+        return
 
 
 def _write_again(log: str) -> None:

@@ -55,6 +55,7 @@ def _removed(state: StateDirectory, box: OutboxFile, now_ms: int) -> bool:
             return False  # somebody reads an older state of it
         for name in (box.path, log, index):  # the file first: whoever has it open must see that it is gone
             name.unlink(missing_ok=True)
+        Path(box.suspect_mark).unlink(missing_ok=True)
         sync_folder(state.agents)
         return True
     finally:

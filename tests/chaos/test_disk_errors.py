@@ -4,15 +4,18 @@ import contextlib
 import random
 import shutil
 from itertools import count
+from pathlib import Path
 
+import apsw
 import pytest
-from boxes import NOW, ack, event, first, make_box, release, seqs, state_in, take, tool_call
+from boxes import NOW, ack, deliver, event, first, make_box, release, seqs, state_in, take, tool_call, total
 from power_disk import Least, Most, Platter, RecordedDisk
 
 from outbox.errors import StoreError
 from outbox.store.directory import StateDirectory
 from outbox.store.enqueue import Receipt, enqueue
-from outbox.store.file import open_outbox
+from outbox.store.file import OutboxFile, open_outbox
+from outbox.store.retiring import retire
 from outbox.store.sending import claim, recover, settle
 from outbox.store.verify import verify_counters, verify_pages
 
@@ -92,6 +95,65 @@ def test_the_log_is_renewed_before_anything_is_told_accepted(disk, tmp_path):
     box.close()
 
 
+@pytest.mark.parametrize("ends", [OutboxFile.close, OutboxFile.leave_to_parent], ids=["by itself", "killed"])
+@pytest.mark.parametrize("where", ["a commit", "a checkpoint"])
+def test_the_next_process_knows_of_a_failed_flush(disk, tmp_path, where, ends):
+    """The one that met it ends before the log is renewed: the next to store something does it first, once."""
+    state = state_in(f"{disk.root}/state")
+    box = make_box(state)
+    assert put_key(box, "first")
+    taken = take(box)
+    settle(box, taken, [ack(row) for row in taken.rows], now_ms=NOW)  # not flushed
+    disk.fails = lambda act, path: act == "sync"
+    if where == "a commit":
+        assert not put_key(box, "refused", 5_000)
+    else:
+        box.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+    ends(box)
+    disk.fails = lambda act, path: False
+    renewed = []
+    for name in ("accepted", "accepted-later"):
+        with contextlib.closing(open_outbox(state, box.path)) as later:
+            assert put_key(later, name)
+            renewed.append(total(later, "log_renewed"))
+    assert keys_after_cut(disk, tmp_path / "left") == ["accepted", "accepted-later"]
+    assert renewed[0] == renewed[1] > 0
+
+
+def test_who_only_reads_leaves_the_log_to_others(disk):
+    """A person who looks while the disk fails gets an answer, and whoever stores something next renews it."""
+    state = state_in(f"{disk.root}/state")
+    box = make_box(state)
+    assert put_key(box, "first")
+    disk.fails = lambda act, path: act == "sync"
+    assert not put_key(box, "refused")
+    for _ in range(2):
+        reader = open_outbox(state, box.path)
+        assert seqs(reader) == [1]
+        reader.close()
+    disk.fails = lambda act, path: False
+    writer = open_outbox(state, box.path)
+    assert put_key(writer, "accepted")
+    assert total(writer, "log_renewed") == 1
+    assert not Path(writer.suspect_mark).exists()
+    writer.close()
+    box.close()
+
+
+def test_a_file_that_goes_leaves_no_mark_of_a_failed_flush(disk):
+    """Nothing is left of an agent that is done for good."""
+    state = state_in(f"{disk.root}/state")
+    box = make_box(state)
+    assert put_key(box, "first")
+    deliver(box)
+    disk.fails = once("sync", "-wal")
+    box.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+    assert Path(box.suspect_mark).exists()
+    box.leave_to_parent()
+    assert retire(state, box.path, NOW + 30 * 86_400_000)
+    assert list(state.agents.iterdir()) == []
+
+
 def test_a_checkpoint_that_fails_is_noticed(disk, tmp_path):
     """SQLite's own after a commit would keep it to itself, and what follows would stand on nothing."""
     box = make_box(state_in(f"{disk.root}/state"))
@@ -99,7 +161,7 @@ def test_a_checkpoint_that_fails_is_noticed(disk, tmp_path):
     taken = take(box)
     box.checkpoint_pages, disk.fails = 1, once("sync", "-wal")
     settle(box, taken, [ack(row) for row in taken.rows], now_ms=NOW)  # not flushed, but for the checkpoint
-    assert disk.log[-1].act == "failed_sync"
+    assert [entry.act for entry in disk.log if "sync" in entry.act][-1] == "failed_sync"
     box.checkpoint_pages = 0
     assert put_key(box, "accepted")
     assert keys_after_cut(disk, tmp_path / "left") == ["accepted"]
@@ -144,6 +206,11 @@ def _fail_each(disk, folder, chance):
                 recover(box, now_ms=NOW)
                 if taken := claim(box, first(2), unsafe=False, now_ms=NOW):
                     settle(box, taken, [release(row) for row in taken.rows], now_ms=NOW)
+        if chance.random() < 0.3:  # its process ends, and another one goes on
+            chance.choice((OutboxFile.close, OutboxFile.leave_to_parent))(box)
+            disk.fails = lambda act, path: False
+            box = open_outbox(box.state, box.path)
+            box.checkpoint_pages = 12
         disk.fails = lambda act, path: False
         key = f"key-{step}-whole"
         assert put_key(box, key)
