@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from outbox.cli.import_intake import TakingIn, summary
 from outbox.cli.import_source import (
@@ -22,6 +21,7 @@ from outbox.cli.import_source import (
     of_seed,
     opened_seed,
 )
+from outbox.cli.import_workplace import workplace
 from outbox.cli.intake import Intake, read_chunks
 from outbox.cli.output import clean, emit_json, say
 from outbox.cli.progress import progress
@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
     _require_another(state, source)
     state.create(allow_network_fs=settings.daemon.allow_network_fs)
     if source.is_dir() or _is_database(source):
-        with TemporaryDirectory(prefix=".import-", dir=state.path) as workplace, ExitStack() as stack:
-            copies = stack.enter_context(_files(source, agent, Path(workplace)))
+        with workplace(state) as folder, _files(source, agent, folder) as copies:
             return _take_records(copies, settings, state, args)
     with _lines(source) as lines:
         first = next(lines, None)
@@ -145,15 +144,15 @@ def _is_database(source: Path) -> bool:
 
 
 @contextmanager
-def _files(source: Path, agent: str | None, workplace: Path) -> Iterator[Source]:
+def _files(source: Path, agent: str | None, folder: Path) -> Iterator[Source]:
     """Another state directory, one outbox file, or a seed runner's, read from copies."""
     if source.is_dir():
-        yield Source(of_directory(_state_at(source), agent, workplace), advice=_THEIRS)
+        yield Source(of_directory(_state_at(source), agent, folder), advice=_THEIRS)
     elif application_id(source) == APPLICATION_ID:
-        yield Source(of_outbox(source.absolute(), agent, workplace), advice=_THEIRS)
+        yield Source(of_outbox(source.absolute(), agent, folder), advice=_THEIRS)
     else:
         owner = _named(agent, "the rows of a seed runner")
-        with opened_seed(source, workplace) as seed:
+        with opened_seed(source, folder) as seed:
             advice = f"The file was not changed. Once all is delivered, remove it: {source}"
             yield Source(of_seed(seed, owner, now_ms()), seed.count, advice)
 

@@ -2,8 +2,12 @@
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 from command_line import command, in_process, process
@@ -11,6 +15,7 @@ from runs import serve_environment, serve_running, until
 from seeds import contents_of
 
 from outbox import Outbox
+from outbox.cli.import_workplace import workplace
 from outbox.store.directory import StateDirectory
 from outbox.store.file import open_outbox
 from outbox.store.inspect import read_status
@@ -359,3 +364,41 @@ def test_nothing_is_left_of_the_copies(capsys, tmp_path, export, here):
     shutil.move(here.path, moved)
     command(capsys, "import", str(moved))
     assert sorted(path.name for path in here.path.iterdir()) == ["agents", "owners.lock"]
+
+
+DIES = """
+import os, signal, sys
+from outbox.cli import main
+from outbox.store import at_rest, foreign
+
+def dies(path, to):
+    at_rest.copy_at_rest(path, to)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+foreign.copy_at_rest = dies
+main(["import", sys.argv[1]])
+"""
+
+
+def test_an_import_that_was_killed_leaves_no_copies_for_good(old, new):
+    """The next import removes them, but not those of an import that is at work."""
+    old.put("builder", {"n": 0})
+    died = subprocess.run(
+        [sys.executable, "-c", DIES, old.state.path],
+        env=serve_environment(new.home, new.relay.url),
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    (left,) = new.state.path.glob(".import-*")
+    assert list(left.rglob("*.sqlite"))
+    young = new.state.path / ".import-young"
+    with workplace(new.state) as at_work:
+        young.mkdir()
+        for folder in (left, at_work):
+            os.utime(folder, (1, 1))
+        new.run("import", str(old.state.path))
+        assert not left.exists()
+        assert at_work.exists()
+        assert young.exists()
+    assert new.left() == 1
+    assert list(new.state.path.glob(".import-*")) == [young]
