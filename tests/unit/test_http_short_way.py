@@ -207,6 +207,7 @@ def test_head_and_body_in_two_pieces(store, connected, monkeypatch):
         client.sendall(data[cut:])
         assert answered(client)[0] == 200
     assert len(store.commits) == 30
+    assert short(store)
 
 
 def test_a_body_that_comes_late(store, connected, monkeypatch):
