@@ -23,7 +23,7 @@ class Story:
         """There is no file."""
         self.states = [NO_FILE]  # what the file may hold: from the last promise on
         self.accepted = {}  # key -> seq, of this life of the file
-        self.may_not_go = set()  # unsafe calls that were sent, and not answered
+        self.may_not_go = set()  # unsafe calls that were sent, and neither answered nor replayed
         self.is_damaged = self.is_retiring = False
 
     def hear(self, note):
@@ -38,7 +38,7 @@ class Story:
             case "sent":
                 self.may_not_go |= set(note.value)
             case "answered":
-                self.may_not_go.clear()
+                self.may_not_go -= set(note.value)
             case "damaged":
                 self.is_damaged = True
             case "mended":

@@ -138,8 +138,7 @@ class Run:
                 self._note("commit", agent, held(box))
                 self._promise(box)
             box.become_sender()
-            if unknown := recover(box, now_ms=NOW):
-                self._note("answered", agent, (unknown, False))
+            recover(box, now_ms=NOW)
         return self._boxes[agent]
 
     def _close(self, agent):
@@ -238,10 +237,11 @@ class Run:
     # Persons -----------------------------------------------------------------------------------------------
 
     def _replay(self, box):
-        if seqs := [row[0] for row in box.rows("SELECT seq FROM dead")]:
-            replay(box, self._chance.choice(seqs), NOW)
+        if letters := box.rows("SELECT seq, key FROM dead"):
+            seq, key = self._chance.choice(letters)
+            self._note("answered", box.agent, [key])  # a person takes it upon them
+            replay(box, seq, NOW)
             self._promise(box)
-            self._note("answered", box.agent, None)
 
     def _discard(self, box):
         if seqs := [row[0] for row in box.rows("SELECT seq FROM dead")]:
