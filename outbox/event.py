@@ -135,12 +135,14 @@ def parse_event(line: str | bytes, limits: Limits) -> Draft:
     """
     values = last_values(_decoded(line))
     payload = values.pop("payload", None)
-    given = {name: value for name, value in values.items() if value != "null"}
-    if not given.keys() <= _FIELDS.keys():
-        raise _unknown_field(given)
+    fields = {}
+    for name, value in values.items():
+        if value != "null":
+            if name not in _FIELDS:
+                raise _unknown_field(name)
+            fields[_FIELDS[name]] = plain_value(value, name)
     if payload is None:
         raise UsageError("the payload is missing; for one without content give null")
-    fields = {_FIELDS[name]: plain_value(value, name) for name, value in given.items()}
     return _draft(fields.pop("kind", None), payload, limits, **fields)
 
 
@@ -295,8 +297,7 @@ _IDS = ("accountId", "runId", "stepId", "parentId", "conversationId")
 _NO_IDS = (None,) * len(_IDS)
 
 
-def _unknown_field(given: Mapping[str, str]) -> UsageError:
-    name = next(name for name in given if name not in _FIELDS)
+def _unknown_field(name: str) -> UsageError:
     if name in _PULL_FIELDS:
         return UsageError(f'"{name}" belongs to pull lanes, which this outbox does not have; leave it out')
     if name == "agent":

@@ -32,6 +32,7 @@ _CONSTANT_OR_STRING = r'(?s)"[^"\\]*(?:\\.[^"\\]*)*"|(NaN|-?Infinity)'
 _ESCAPED_LETTER = r"\\u00[4-7]"
 _SURROGATES = "[\ud800-\udfff]"
 
+_TIGHT_OBJECT = '{"'
 _BLANKS = (" ", "\t", "\n", "\r")
 _BLANK = b" \t\r"
 _BRACKETS = b"[{]}"
@@ -48,7 +49,9 @@ def _no_number(name: str) -> Any:
 
 
 # Numbers stay text: nothing is computed with them, and 5000 digits or 1e400 must get through.
-_raw_decode = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_number).raw_decode
+_decoder = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_number)
+_raw_decode = _decoder.raw_decode
+_scan = _decoder.scan_once  # type: ignore[attr-defined] # as raw_decode, but says StopIteration for no value
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 ).encode
@@ -199,6 +202,8 @@ def _reading(read: Callable[[str], _Read], text: str) -> _Read:
         reason = error.msg[:1].lower() + error.msg[1:].rstrip(": ")
         reason = reason.removesuffix(" at").removesuffix(" starting")
         raise _not_json(reason, text, error.pos) from None
+    except StopIteration as stop:
+        raise _not_json("expecting value", text, stop.value) from None
     except _NotANumberError as error:
         position = next(found.start() for found in re.finditer(_CONSTANT_OR_STRING, text) if found[1])
         raise _not_json(f"{error} is no JSON number", text, position) from None
@@ -223,7 +228,7 @@ def _members(text: str) -> list[Member]:
     while True:
         simple = simple_name(text, position)
         name, value = (simple[1], simple.end()) if simple else _name(text, position)
-        _, end = _raw_decode(text, value)
+        _, end = _scan(text, value)
         found.append((name, position, value, end))
         mark = after_value(text, end)
         if mark is None or mark[1] == "]":
@@ -242,7 +247,7 @@ def _elements(text: str) -> list[str]:
         _closed(text, position + 1)
         return found
     while True:
-        _, end = _raw_decode(text, position)
+        _, end = _scan(text, position)
         found.append(text[position:end])
         mark = after_value(text, end)
         if mark is None or mark[1] == "}":
@@ -259,6 +264,8 @@ def _match(pattern: str) -> Callable[[str, int], re.Match[str] | None]:
 
 
 def _opened(text: str, bracket: str) -> int:
+    if text.startswith(_TIGHT_OBJECT) and bracket == "{":
+        return 1
     start = _skip_blanks(text, 0)
     if not text.startswith(bracket, start):
         _raw_decode(text, start)  # what is no JSON at all is said first
@@ -277,7 +284,7 @@ def _name(text: str, position: int) -> tuple[str, int]:
 
 
 def _closed(text: str, end: int) -> None:
-    if _skip_blanks(text, end) != len(text):
+    if end != len(text) and _skip_blanks(text, end) != len(text):
         raise json.JSONDecodeError("Extra data", text, _skip_blanks(text, end))
 
 
