@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from outbox.store.directory import StateDirectory
@@ -42,9 +43,10 @@ class FileWatch:
 def _look_of(path: Path) -> tuple[int, ...]:
     """Whoever opens a file makes an empty log beside it, and whoever closes it last removes it: not news."""
     look: list[int] = []
-    for name in (path, path.with_name(path.name + "-wal")):
+    file = os.fspath(path)
+    for name in (file, f"{file}-wal"):
         try:
-            status = name.stat()
+            status = os.stat(name)  # noqa: PTH116 - a Path for each would cost more than the call itself
         except FileNotFoundError:
             continue
         if status.st_size:

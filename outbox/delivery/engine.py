@@ -341,6 +341,7 @@ class Engine:
         self.wake(path)
 
     def nudge(self) -> None:
-        """Look at the gate again: something was mended."""
+        """Look at the gate again: something was mended. Who looks calls others for what it lets in."""
         with self._cond:
-            self._cond.notify_all()
+            if self._at_gate:
+                self._cond.notify()
