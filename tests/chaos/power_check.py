@@ -48,7 +48,8 @@ class Story:
                 self.states.append(NO_FILE)
             case "retired":
                 self.is_retiring = False
-                self.states, self.accepted = [NO_FILE], {}
+                # Its keys were kept for as long as was promised: whoever imports one again means a new event.
+                self.states, self.accepted, self.may_not_go = [NO_FILE], {}, set()
 
 
 def next_state(log, agent, after):
