@@ -51,6 +51,11 @@ def store_error(error: Fault, path: str | os.PathLike[str], system_errno: int = 
             return _full(name)
         case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
             return _full(name)
+        case apsw.SQLError() if _is_of_schema(str(error)):
+            return StoreDamaged(
+                f"The file {name} is damaged: its tables are not those of an outbox ({error}). Nothing was "
+                "stored; it was left alone. Run: outbox doctor"
+            )
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError() | UnicodeDecodeError():
             return StoreDamaged(
                 f"The file {name} cannot be read: {error}. Nothing was stored; it was left alone. "
@@ -73,6 +78,11 @@ def unmovable(name: str) -> StoreDamaged:
         f"The file {name} is damaged: an event in it can be read, and not be removed. Nothing was changed. "
         "Run: outbox doctor"
     )
+
+
+def _is_of_schema(detail: str) -> bool:
+    """What a statement of ours meets where a byte of the schema has changed: SQLite keeps it as a text."""
+    return detail.startswith(("no such column", "no such table")) or " has no column " in detail
 
 
 def _has_no_room(path: str | os.PathLike[str]) -> bool:

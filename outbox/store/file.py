@@ -75,8 +75,17 @@ class OutboxFile(Connection):
         for number in range(version, schema.VERSION):
             with self.transaction(durable=True, makes_way=True):
                 if self.db.pragma("user_version") == number:
-                    self.run(schema.MIGRATIONS[number - 1])
-                    self.run(f"PRAGMA user_version = {number + 1}")
+                    self._step(number)
+
+    def _step(self, number: int) -> None:
+        try:
+            self.run(schema.MIGRATIONS[number - 1])
+        except apsw.SQLError as error:  # of the step; no reason to set the file aside
+            raise StoreError(
+                f"The file {self.name} could not be brought to format {number + 1}: {error}. It was left as "
+                "it was. Go back to the release before."
+            ) from error
+        self.run(f"PRAGMA user_version = {number + 1}")
 
     def _identity(self) -> tuple[str, str]:
         agent, stream, rules = self.one(statements.READ_IDENTITY)

@@ -7,6 +7,7 @@ copy without a schema gets the first page of a new file: tables of an outbox beg
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -36,7 +37,6 @@ OTHER_AGENT = "it holds the events of another agent"
 
 _IDENTITY = "SELECT agent, stream, rules FROM outbox"
 _MISSING = "SELECT waiting - (SELECT count(*) FROM events WHERE kind <> 'outbox-gap') FROM outbox"
-_OWN_TABLES = "SELECT count(*) FROM sqlite_schema WHERE name IN ('outbox', 'events', 'dead')"
 _LAST = {
     "events": "SELECT seq FROM events ORDER BY seq DESC LIMIT 1",
     "dead": "SELECT seq FROM dead ORDER BY seq DESC LIMIT 1",
@@ -47,6 +47,10 @@ _TABLES = """
 SELECT name, rootpage, sql LIKE '%WITHOUT ROWID%' FROM sqlite_schema
 WHERE type = 'table' AND name NOT LIKE 'sqlite%'"""
 _COLUMNS = "SELECT name, type, pk FROM pragma_table_info(?)"
+_ALL_COLUMNS = """
+SELECT tables.name, columns.name, columns.type, columns.pk
+FROM sqlite_schema AS tables JOIN pragma_table_info(tables.name) AS columns
+WHERE tables.type = 'table' AND tables.name NOT LIKE 'sqlite%' ORDER BY tables.name, columns.cid"""
 
 Row = tuple[Any, ...]
 Range = tuple[int, int]
@@ -70,6 +74,8 @@ def fault_of(copy: Path, name: str) -> str:
                     f"The file {name} was written by a newer release (format {version}; this one knows "
                     f"{schema.VERSION}). It was not touched. Upgrade relay-outbox to read it."
                 )
+            if not _has_our_tables(db):
+                return "its tables are not those of an outbox"
             row = db.execute(_IDENTITY).fetchone()
             if row is None:
                 return "its own row is missing"
@@ -87,6 +93,21 @@ def fault_of(copy: Path, name: str) -> str:
         return str(error)
     except apsw.Error as error:
         raise store_error(error, copy) from error
+
+
+def _has_our_tables(db: apsw.Connection) -> bool:
+    """The schema is a text in the file: with a byte of it changed, a column may have another name."""
+    version = db.pragma("user_version")
+    return 1 <= version <= schema.VERSION and db.execute(_ALL_COLUMNS).fetchall() == _columns_of(version)
+
+
+@functools.cache
+def _columns_of(version: int) -> list[Row]:
+    """The columns of all tables of a new file of this version."""
+    with contextlib.closing(apsw.Connection(":memory:")) as db:
+        for step in (schema.CREATE, *schema.MIGRATIONS[: version - 1]):
+            db.execute(step)
+        return db.execute(_ALL_COLUMNS).fetchall()
 
 
 def log_is_of(copy: Path, name: str, others: Collection[str]) -> bool:
@@ -215,7 +236,7 @@ class Wreck:
 
     def _has_schema(self) -> bool:
         with contextlib.closing(_readable(self._copy)) as db, contextlib.suppress(*_ANY):
-            return db.execute(_OWN_TABLES).fetchall() == [(3,)]
+            return _has_our_tables(db)
         return False
 
     def _first(self, sql: str) -> Row | None:

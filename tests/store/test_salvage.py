@@ -1,5 +1,6 @@
 """A damaged file is set aside and what can be read is queued again, whatever is hit, and whoever dies."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -38,7 +39,7 @@ from outbox.store.aside import hidden_path
 from outbox.store.damage import damaged_files, damages, tell_damages
 from outbox.store.enqueue import enqueue
 from outbox.store.file import OutboxFile, open_outbox
-from outbox.store.inspect import dead_letters
+from outbox.store.inspect import dead_letters, read_status
 from outbox.store.locks import lifecycle_byte
 from outbox.store.people import pause
 from outbox.store.salvage import set_aside
@@ -235,6 +236,38 @@ def test_without_a_schema_the_tables_are_found(state, mend):
     damage, new = mend(path, agent=None)
     assert seqs(new) == list(range(4, 41))
     assert (damage.queued, damage.counted, damage.agent) == (37, True, AGENT)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        b"agent            TEXT", b"rules ", b"blocked_since_ms ", b"wire_payload ", b"first_try_at_ms ",
+        b"failed_at_ms ", b"state  TEXT", b"value INTEGER",
+    ],
+)  # fmt: skip
+def test_a_column_that_has_another_name_on_the_disk_is_damage(state, mend, column):
+    """The schema is a text in the file; with a byte of it changed, every page and row is as it was."""
+    box = make_box(state)
+    put(box, *(event({"n": n}) for n in range(5)))
+    kill(box)
+    path = closed(box)
+    data = path.read_bytes()
+    assert column in data
+    path.write_bytes(data.replace(column, b"q" + column[1:]))
+    damage, new = mend(path)
+    assert damage.fault == "its tables are not those of an outbox"
+    assert (seqs(new), dead_seqs(new), damage.counted) == ([2, 3, 4, 5], [1], True)
+
+
+def test_who_meets_such_a_column_says_that_the_file_is_damaged(state):
+    """Not that it could not be used: it would be left as it is for ever."""
+    path = closed(make_box(state))
+    path.write_bytes(path.read_bytes().replace(b"blocked_since_ms ", b"qlocked_since_ms "))
+    with (
+        contextlib.closing(open_outbox(state, path)) as box,
+        pytest.raises(StoreDamaged, match="no such column"),
+    ):
+        read_status(box)
 
 
 def test_without_its_own_row_the_rows_prove_themselves(state, mend):
