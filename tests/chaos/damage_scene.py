@@ -276,7 +276,7 @@ class Aftermath:
             about = [report for report in reports if report.agent == agent]
             if missing > known:
                 assert about
-                assert missing <= known + sum(report.lost for report in about) or not all(
+                assert missing <= known + sum(report.lost + report.dead_lost for report in about) or not all(
                     report.counted for report in about
                 )
 
