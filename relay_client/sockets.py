@@ -65,6 +65,7 @@ class Sockets:
         self._lock = threading.Lock()
         self._live: set[socket.socket] = set()
         self._aborted = False
+        self.tls_sessions: dict[tuple[ssl.SSLContext, str], ssl.SSLSession] = {}  # of connections that ended
 
     def connect(self, host: str, port: int, exchange: Exchange, limit_s: float) -> Stream:
         """Connect to the first address of `host` that answers, within `limit_s` for all of them together."""
@@ -132,6 +133,7 @@ class SocketStream:
         self._socket = connected
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
+        self._speaks_tls: tuple[ssl.SSLContext, str] | None = None
 
     def read(self, exchange: Exchange) -> bytes:
         """What has come, b"" at the end."""
@@ -149,14 +151,21 @@ class SocketStream:
             exchange.sent |= of_request
 
     def start_tls(self, context: ssl.SSLContext, hostname: str, exchange: Exchange) -> Stream:
-        """Speak TLS from here on; over a TLS connection, TLS within it."""
+        """Speak TLS from here on; over a TLS connection, TLS within it.
+
+        The session of the last connection is offered, which saves both ends the certificates (RFC 8446, 2.2).
+        """
         if isinstance(self._socket, ssl.SSLSocket):
             return NestedTls(self, context, hostname, exchange)
         plain, left_s = self._socket, exchange.left_s()
-        self._socket = context.wrap_socket(plain, server_hostname=hostname, do_handshake_on_connect=False)
+        known = self._sockets.tls_sessions.get((context, hostname))
+        self._socket = context.wrap_socket(
+            plain, server_hostname=hostname, do_handshake_on_connect=False, session=known
+        )
         self._sockets.watch(self._socket, instead_of=plain)
         self._socket.settimeout(left_s)
         self._socket.do_handshake()
+        self._speaks_tls = (context, hostname)
         return self
 
     def is_ended(self) -> bool:
@@ -164,7 +173,9 @@ class SocketStream:
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; its tickets have come by now, if the relay gives any."""
+        if self._speaks_tls and isinstance(self._socket, ssl.SSLSocket) and self._socket.session:
+            self._sockets.tls_sessions[self._speaks_tls] = self._socket.session
         self._sockets.close(self._socket)
 
 

@@ -58,6 +58,24 @@ def test_https(connect, post, tls):
         assert server.connections == 2
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_new_connection_goes_on_with_the_session_of_the_last(connect, post, tls, version):
+    """After a pause there is a new connection, and no new proof of who the relay is."""
+    reused = []
+
+    def noting(connection):
+        reused.append(connection.session_reused)
+        echo(connection)
+
+    tls.maximum_version = version
+    with thread_server(noting, tls=tls) as server:
+        client = connect(f"https://localhost:{server.port}", ca_file=CA)
+        for _ in range(3):
+            assert post(client).status == 200
+            client.close_idle()
+    assert reused == [False, True, True]
+
+
 def test_an_untrusted_certificate_is_unreachable(connect, post, tls):
     """Nothing is sent to a server that cannot show who it is; the words say why."""
     with thread_server(echo, tls=tls) as server:
