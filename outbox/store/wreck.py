@@ -35,7 +35,8 @@ _BAD = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SchemaChange
 _ANY = (apsw.Error, UnicodeDecodeError, MemoryError)
 OTHER_AGENT = "it holds the events of another agent"
 
-_IDENTITY = "SELECT agent, stream, rules FROM outbox"
+_IDENTITY = "SELECT agent, stream, rules, created_at_ms FROM outbox"
+_TYPES_OF_IDENTITY = [str, str, str, int]
 _MISSING = "SELECT waiting - (SELECT count(*) FROM events WHERE kind <> 'outbox-gap') FROM outbox"
 _LAST = {
     "events": "SELECT seq FROM events ORDER BY seq DESC LIMIT 1",
@@ -79,7 +80,7 @@ def fault_of(copy: Path, name: str) -> str:
             row = db.execute(_IDENTITY).fetchone()
             if row is None:
                 return "its own row is missing"
-            if not all(type(text) is str for text in row):
+            if not _tells_an_agent(row):
                 return "its own row is damaged"
             if file_name(str(row[0])) != name:
                 return OTHER_AGENT
@@ -99,6 +100,13 @@ def _has_our_tables(db: apsw.Connection) -> bool:
     """The schema is a text in the file: with a byte of it changed, a column may have another name."""
     version = db.pragma("user_version")
     return 1 <= version <= schema.VERSION and db.execute(_ALL_COLUMNS).fetchall() == _columns_of(version)
+
+
+def _tells_an_agent(row: Row) -> bool:
+    """A page of another table in the place of its own is read, too: with a kind for the agent's name."""
+    return [type(value) for value in row] == _TYPES_OF_IDENTITY and bool(
+        _STREAM.fullmatch(row[1].encode("utf-8", "replace"))
+    )
 
 
 @functools.cache

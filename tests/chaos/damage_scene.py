@@ -87,10 +87,13 @@ class Damaged:
         """Some bytes, or one bit, are others."""
         path = self._any_file(victim)
         data = bytearray(path.read_bytes())
+        named = _names_in_own_row(data)
         for _ in range(self.chance.choice([1, 1, 5, 100])):
             if data:
                 data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
         path.write_bytes(data)
+        if path == self.files[victim]:  # it may be taken for agent-q's file under a wrong name
+            self.may_be_refused |= _names_in_own_row(data) != named
         self._note("flip", path.name, victims=[victim])
 
     def zero(self, victim, _other):
@@ -209,6 +212,11 @@ class Damaged:
         path = self.folder / self.chance.choice(names)
         path.write_bytes(self.chance.choice([b"", self.chance.randbytes(5_000), b'{"limits": 3}']))
         self._note("noise in", path.name, victims=[])
+
+
+def _names_in_own_row(data):
+    """How often an agent's name stands there."""
+    return sum(data[OWN_PAGE * PAGE :][:PAGE].count(agent.encode()) for agent in AGENTS)
 
 
 class Aftermath:

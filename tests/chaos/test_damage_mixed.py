@@ -7,7 +7,7 @@ import shutil
 
 import apsw
 import pytest
-from damage_scene import Aftermath, Damaged, picture
+from damage_scene import OWN_PAGE, PAGE, Aftermath, Damaged, picture
 
 from outbox.store.damage import damages
 from outbox.store.salvage import set_aside
@@ -117,3 +117,22 @@ def test_what_stops_a_file_without_an_error_of_sqlite_is_damage(made, tmp_path, 
         after.go_on()
         after.check()
         assert [damage.agent for damage in damages(after.world.state)] == list(damaged.victims)
+
+
+@pytest.mark.parametrize("with_log", [True, False])
+def test_no_page_of_its_own_makes_a_file_another_agents(made, tmp_path, with_log):
+    """Any of them in the place of its own row: a kind, or the name of a table, is no agent."""
+    files, arrived = made
+    size_bytes = Damaged(files, tmp_path / "whole", random.Random(1)).files["agent-c"].stat().st_size
+    for source in range(size_bytes // PAGE):
+        damaged = Damaged(files, tmp_path / "harmed", random.Random(1))
+        if not with_log:
+            damaged.side("agent-c", "-wal").unlink()
+            damaged.untold = True
+        damaged._copy_page("agent-c", "agent-c", source, OWN_PAGE)
+        print(damaged.done)
+        with contextlib.closing(Aftermath(damaged, arrived)) as after:
+            after.go_on()
+            after.check()
+            assert not after.refusals
+        shutil.rmtree(tmp_path / "harmed")

@@ -66,6 +66,22 @@ def wipe(path, *pages):
             file.write(bytes(PAGE))
 
 
+def leaf(path, table):
+    """A page with rows of the table."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        sql = "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'"
+        return db.execute(sql, (table,)).fetchone()[0]
+
+
+def copy_page(path, source, target):
+    """Put one page (from 1) over another."""
+    with path.open("r+b") as file:
+        file.seek((source - 1) * PAGE)
+        page = file.read(PAGE)
+        file.seek((target - 1) * PAGE)
+        file.write(page)
+
+
 def schema_pages(path):
     """The first page, and those with the texts of the tables."""
     pages = range(1, path.stat().st_size // PAGE + 1)
@@ -282,6 +298,19 @@ def test_without_its_own_row_the_rows_prove_themselves(state, mend):
     assert "how many it held is not known" in damage.sentence()
     assert fill(new, 1) == [41]
     assert head(new).sound
+
+
+@pytest.mark.parametrize("table", ["events", "dead"])
+def test_a_row_of_another_table_in_the_place_of_its_own_is_nobodys_name(state, mend, table):
+    """A page went to the wrong place: a kind stands where the agent's name is read, and a key beside."""
+    box = make_box(state)
+    put(box, *long_events(40))
+    kill(box)
+    path = closed(box)
+    copy_page(path, leaf(path, table), roots(path)["outbox"])
+    damage, new = mend(path)
+    assert (damage.fault, damage.agent) == ("its own row is damaged", AGENT)
+    assert seqs(new) == list(range(2, 41))
 
 
 def test_a_file_that_does_not_tell_whose_it_is_waits_for_its_agent(state):
