@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from model import PromisedOutbox
 from store import boxes
+from store.later_schema import LATER, upgrade
 
 from outbox.errors import OutboxError, StoreClosed, StoreHeld
 from outbox.gap import GAP_KIND, widen
 from outbox.outcome import Ack, Bury, Reason, Release
+from outbox.store import schema
 from outbox.store.dead import discard, replay
 from outbox.store.dropping import expire
 from outbox.store.enqueue import enqueue, enqueue_together
@@ -50,7 +52,7 @@ ACTS = [
     *["enqueue"] * 4, *["enqueue_many"] * 2, "producer_dies",
     *["claim"] * 4, *["settle"] * 4, "sender_dies", "settle_too_late",
     "skip", *["replay_or_discard"] * 2, "pause_or_resume",
-    "time_passes", "time_passes", "expire", "forget", "retire", "set_aside",
+    "time_passes", "time_passes", "expire", "forget", "retire", "set_aside", "new_release",
 ]  # fmt: skip
 
 
@@ -111,6 +113,7 @@ class KeepsItsPromises(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.sides = []
+        self.installed = pytest.MonkeyPatch()
 
     @initialize(
         max_events=st.integers(1, 8),
@@ -127,6 +130,7 @@ class KeepsItsPromises(RuleBasedStateMachine):
         """Leave nothing open."""
         for side in self.sides:
             side.close()
+        self.installed.undo()
         self.folder.cleanup()
 
     def any_of(self, data, fits=lambda side: True):
@@ -311,6 +315,11 @@ class KeepsItsPromises(RuleBasedStateMachine):
             return
         assert (damage.agent, damage.lost, damage.outcome_unknown) == (side.agent, 0, side.plain.mend())
         side.old, side.taken = side.taken or side.old, None
+
+    def new_release(self, _data):
+        """Another schema is installed: whoever opens a file now brings it there, the others go on."""
+        if schema.VERSION < LATER:
+            upgrade(self.installed)
 
     # What always holds
 
