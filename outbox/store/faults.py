@@ -18,6 +18,8 @@ FAULTS = (apsw.Error, UnicodeDecodeError)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
+_NOT_OUR_SCHEMA = ("no such column", "no such table", "unsupported file format")
+
 _WRITE_FAULTS = (
     apsw.SQLITE_IOERR_WRITE,
     apsw.SQLITE_IOERR_FSYNC,
@@ -61,6 +63,11 @@ def store_error(error: Fault, path: str | os.PathLike[str], system_errno: int = 
                 f"The file {name} cannot be read: {error}. Nothing was stored; it was left alone. "
                 "Run: outbox doctor"
             )
+        case apsw.ReadOnlyError() if _has_an_unknown_format(path):
+            return StoreDamaged(
+                f"The file {name} is damaged: its header names a format that cannot be written. Nothing was "
+                "stored; it was left alone. Run: outbox doctor"
+            )
         case apsw.ReadOnlyError():
             return StoreError(
                 f"The file {name} can only be read. Nothing was stored; what waits is kept. "
@@ -82,7 +89,17 @@ def unmovable(name: str) -> StoreDamaged:
 
 def _is_of_schema(detail: str) -> bool:
     """What a statement of ours meets where a byte of the schema has changed: SQLite keeps it as a text."""
-    return detail.startswith(("no such column", "no such table")) or " has no column " in detail
+    return detail.startswith(_NOT_OUR_SCHEMA) or " has no column " in detail
+
+
+def _has_an_unknown_format(path: str | os.PathLike[str]) -> bool:
+    """SQLite only reads a file whose header says so (sqlite.org/fileformat2.html, "File format versions")."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as os.fspath elsewhere here
+            header = file.read(20)
+    except OSError:
+        return False
+    return len(header) == 20 and header[18] not in {1, 2}
 
 
 def _has_no_room(path: str | os.PathLike[str]) -> bool:

@@ -57,6 +57,11 @@ class OutboxFile(Connection):
         version = db.pragma("user_version")
         if db.pragma("application_id") != schema.APPLICATION_ID or version < 1:
             raise StoreDamaged(f"The file {name} is no outbox. It was left alone. Run: outbox doctor")
+        if version > schema.HIGHEST_VERSION:
+            raise StoreDamaged(
+                f"The file {name} is damaged: it names the format {version}, which no release has. "
+                "It was left alone. Run: outbox doctor"
+            )
         if version > schema.VERSION:
             raise StoreTooNew(
                 f"The file {name} was written by a newer release (format {version}; this one knows "

@@ -119,3 +119,4 @@ CREATE TABLE totals (
 MIGRATIONS: tuple[str, ...] = ()
 
 VERSION = 1 + len(MIGRATIONS)
+HIGHEST_VERSION = 9_999  # a file that names a higher one is damaged, not of a newer release

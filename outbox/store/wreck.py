@@ -31,7 +31,10 @@ _MOST_TIMES_CUT = 1_000  # a header that tells of a file so many times as long i
 _PREFIX = "*** in database main ***"
 _STREAM = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
-_BAD = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SchemaChangeError, UnicodeDecodeError)
+_BAD = (
+    *(apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SchemaChangeError, UnicodeDecodeError),
+    apsw.SQLError,  # our statements are right: what they find no column or no format for is the file
+)
 _ANY = (apsw.Error, UnicodeDecodeError, MemoryError)
 OTHER_AGENT = "it holds the events of another agent"
 
@@ -70,11 +73,15 @@ def fault_of(copy: Path, name: str) -> str:
             version = db.pragma("user_version")
             if db.pragma("application_id") != schema.APPLICATION_ID or version < 1:
                 return "it is no outbox"
+            if version > schema.HIGHEST_VERSION:
+                return f"it names the format {version}, which no release has"
             if version > schema.VERSION:
                 raise StoreTooNew(
                     f"The file {name} was written by a newer release (format {version}; this one knows "
                     f"{schema.VERSION}). It was not touched. Upgrade relay-outbox to read it."
                 )
+            if db.readonly("main"):
+                return "its header names a format that cannot be written"
             if not _has_our_tables(db):
                 return "its tables are not those of an outbox"
             row = db.execute(_IDENTITY).fetchone()

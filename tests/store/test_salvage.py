@@ -419,6 +419,42 @@ def test_the_library_mends_what_it_meets(state, caplog):
         assert outbox.depth + lost == 5
 
 
+_NEWER = {62, 63}  # low bytes of the format's number: they may well be a newer release's
+
+
+def test_any_byte_of_the_header_may_be_wrong(state):
+    """Whoever hands over an event meets the file, sets it aside, and all that waited goes on."""
+    box = make_box(state)
+    fill(box, 3)
+    path = closed(box)
+    sound = path.read_bytes()
+    for at in set(range(100)) - _NEWER:
+        path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 0x55]) + sound[at + 1 :])
+        with Outbox.open(AGENT, state_dir=state.path) as outbox:
+            outbox.enqueue("session-message", {"n": at})
+            assert outbox.depth == 4, at
+
+
+@pytest.mark.parametrize(
+    ("at", "fault"),
+    [
+        (18, "its header names a format that cannot be written"),
+        (47, "unsupported file format"),
+        (60, "it names the format 1426063361, which no release has"),
+    ],
+)
+def test_a_format_that_nobody_writes_is_damage(state, at, fault):
+    """It is neither a file that its owner may not write to, nor one of a newer release."""
+    path = closed(make_box(state))
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\x55")
+    with Outbox.open(AGENT, state_dir=state.path) as outbox:
+        outbox.enqueue("session-message", {"n": 1})
+    assert [damage.fault for damage in damages(state)] == [fault]
+
+
 def test_evidence_is_never_overwritten(state, mend):
     """Twice in the same second: two files, each as it was, with its log."""
     contents = []
