@@ -36,6 +36,7 @@ class _Seat:
     woken: bool = False
     ready: bool = False
     due_ms: int | None = None
+    listed_ms: int | None = None  # the last moment for which it was listed, and need not be again
     tag: str | None = None
     trouble: str = ""
     mended: bool = False
@@ -141,6 +142,8 @@ class Engine:
         now = self.delivery.clock.monotonic_ms()
         while self._due and self._due[0][0] <= now:
             due_ms, _, seat = heapq.heappop(self._due)
+            if seat.listed_ms == due_ms:
+                seat.listed_ms = None
             if seat.due_ms == due_ms and not seat.running:
                 self._make_ready(seat)
         for tag, seats in list(self._at_gate.items()):
@@ -161,8 +164,8 @@ class Engine:
         turn = self._turn(seat)
         with self._cond:
             seat.running = False
-            if seat.woken and isinstance(turn, Sleep):
-                turn = Again() if turn.until_ms is None else turn
+            if seat.woken and isinstance(turn, Sleep):  # it may have looked before there was something
+                turn = Again()
             self._place(seat, turn)
 
     def _place(self, seat: _Seat, turn: Turn) -> None:
@@ -174,7 +177,8 @@ class Engine:
                 self._at_gate.setdefault(tag, deque()).append(seat)
             case Sleep(until_ms):
                 seat.due_ms = until_ms
-                if until_ms is not None:
+                if until_ms is not None and until_ms != seat.listed_ms:
+                    seat.listed_ms = until_ms
                     self._ticket += 1
                     heapq.heappush(self._due, (until_ms, self._ticket, seat))
 
