@@ -23,7 +23,7 @@ from outbox.api.binding import bind_loopback
 from outbox.api.http_token import http_token
 from outbox.api.meter import Meter
 from outbox.daemon.activation import path_of
-from outbox.daemon.compose import build_engine, relay_client
+from outbox.daemon.compose import build_engine, relay_client, token_origin
 from outbox.daemon.flush import Flush, dismiss, report_to_json, waiting
 from outbox.daemon.heartbeat import Heartbeat, longest_turn_ms
 from outbox.daemon.logs import register_secret
@@ -314,6 +314,7 @@ class Daemon:
         try:
             new = self._reload()
             relay_client(new).close()
+            token_origin(new, self.state)
         except OutboxError as error:
             self.log("reload_refused", {"level": "error", "detail": str(error)})
             return

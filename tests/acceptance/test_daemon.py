@@ -253,6 +253,27 @@ def test_reload(state, relay, tmp_path):
         assert "tok-other-1" not in daemon.log.read_text()
 
 
+def test_reload_with_a_token_endpoint_that_cannot_be_used(state, relay, tmp_path):
+    """What only the way to the tokens needs is looked at too, before anything of the old is ended."""
+    file = tmp_path / "outbox.toml"
+    configured(file, url=relay.url, token=TOKEN)
+    with DaemonProcess(state, None, {"relay.token": ""}, flags=["--config", str(file)]) as daemon:
+        authorities = tmp_path / "authorities.pem"
+        authorities.write_text("no certificate")
+        configured(file, url=relay.url, ca_file=str(authorities))
+        with file.open("a") as more:
+            more.write('[relay.oauth]\ntoken_url = "https://127.0.0.1:9/token"\nclient_id = "outbox"\n')
+        daemon.send(signal.SIGHUP)
+        wait_for(
+            lambda: (
+                daemon.said("reload_refused") or daemon.said("reloaded") or daemon.process.poll() is not None
+            )
+        )
+        assert "authorities.pem" in daemon.said("reload_refused")[0]["detail"]
+        put(state, "builder", 0)
+        wait_for(lambda: numbers(relay) == [0])
+
+
 def test_reload_while_a_request_hangs(state, relay, tmp_path):
     """A reload cuts off what does not come to its end; it goes to the new relay with its key."""
     file = tmp_path / "outbox.toml"
