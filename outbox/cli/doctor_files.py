@@ -12,6 +12,7 @@ from outbox.cli.output import count
 from outbox.errors import StoreBusy, StoreDamaged, StoreError, StoreTooNew
 from outbox.store.damage import damages
 from outbox.store.directory import StateDirectory
+from outbox.store.faults import Misplaced
 from outbox.store.file import OutboxFile
 from outbox.store.inspect import read_waiting
 from outbox.store.relay_state import read_facts
@@ -61,6 +62,9 @@ def _outbox(state: StateDirectory, path: Path) -> Iterator[Finding]:
         yield warning("files", f"{path.name} could not be looked at: {_first(error)}", "Try again later.")
     except StoreTooNew as error:
         yield failure("files", str(error), damage=True)
+    except Misplaced as error:
+        said, _, todo = str(error).partition(". ")
+        yield failure("files", f"{said}.", todo, damage=True)
     except StoreDamaged as error:
         todo = (
             "The daemon sets it aside and queues again what can be read, as does the next event of its "

@@ -33,6 +33,20 @@ def is_write_fault(error: BaseException) -> bool:
     return isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) in _WRITE_FAULTS
 
 
+class Misplaced(StoreDamaged):
+    """The file `name` says that it is `agent`'s, whose file is called `place`; it is never set aside.
+
+    Nothing tells a file under a wrong name from one with a wrong byte in its agent's name: a person can.
+    """
+
+    def __init__(self, name: str, agent: str, place: str) -> None:
+        super().__init__(
+            f"The file {name} says that it holds the outbox of {agent!r}, whose place is {place}. It was "
+            f"left alone. Rename it to {place} if nothing is there. If you know no such agent, the name in it "
+            "is damaged: move it away, with its -wal, and its agent's next event makes a new file."
+        )
+
+
 def store_error(error: Fault, path: str | os.PathLike[str], system_errno: int = 0) -> StoreError:
     """The error to raise in the place of `error`, which came from the file at `path`.
 

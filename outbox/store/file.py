@@ -14,7 +14,7 @@ from outbox.store import schema, statements
 from outbox.store.aside import is_being_replaced
 from outbox.store.connection import Connection
 from outbox.store.directory import StateDirectory, file_name
-from outbox.store.faults import FAULTS, store_error
+from outbox.store.faults import FAULTS, Misplaced, store_error
 from outbox.store.group_commit import GroupCommit
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
 from outbox.store.rules import decode_rules, encode_rules
@@ -100,10 +100,7 @@ class OutboxFile(Connection):
                 "Run: outbox doctor"
             )
         if file_name(agent) != self.name:
-            raise StoreDamaged(
-                f"The file {self.name} holds the outbox of {agent!r}, whose place is "
-                f"{file_name(agent)}. It was left alone. Give it its own name again."
-            )
+            raise Misplaced(self.name, agent, file_name(agent))
         if self.was_replaced:
             raise StoreBusy(f"The file {self.name} was just replaced. Nothing was stored; try again.")
         self.learn_rules(rules)

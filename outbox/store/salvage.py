@@ -28,11 +28,11 @@ from outbox.store.aside import hidden_path, mended_path, report_path
 from outbox.store.create import make_file, sync_file
 from outbox.store.damage import Damage, decode, untold_gaps, untold_name
 from outbox.store.directory import StateDirectory, file_name, is_regular, sync_folder
-from outbox.store.faults import store_error
+from outbox.store.faults import Misplaced, store_error
 from outbox.store.locks import lifecycle_byte, owners_lock
 from outbox.store.rebuild import EarlierGap, Rebuilt, rebuild
 from outbox.store.rules import encode_rules
-from outbox.store.wreck import OTHER_AGENT, Wreck, fault_of, file_is_of, log_is_of
+from outbox.store.wreck import OTHER_AGENT, Wreck, agent_of, fault_of, log_is_of, other_agent_in
 
 _LONGEST_WAIT_S = 5.0
 _SIDES = ("-wal", "-shm")
@@ -165,12 +165,12 @@ def _fault(case: _Case, copy: Path) -> str:
     if log.exists() and (fault == OTHER_AGENT or log_is_of(copy, name, others)):
         log.unlink()
         fault = fault_of(copy, name)
-        if fault != OTHER_AGENT and not file_is_of(copy, name, others):
+        if fault != OTHER_AGENT and not other_agent_in(copy, name, others):
             return _FOREIGN_LOG
-    if fault == OTHER_AGENT or file_is_of(copy, name, others):
-        raise StoreDamaged(
-            f"The file {name} holds the outbox of another agent. It was left alone. Give it its own name."
-        )
+    is_whole = fault == OTHER_AGENT
+    other = agent_of(copy) if is_whole else other_agent_in(copy, name, others)
+    if is_whole or other:
+        raise Misplaced(name, other, file_name(other))
     return fault
 
 

@@ -127,19 +127,25 @@ def _columns_of(version: int) -> list[Row]:
 
 def log_is_of(copy: Path, name: str, others: Collection[str]) -> bool:
     """Whether the log of this copy of `name` belongs to one of the `others`, files of other agents."""
-    return _names_another(_log_pages(_log_of(copy)), name, others)
+    return bool(_other_named(_log_pages(_log_of(copy)), name, others))
 
 
-def file_is_of(copy: Path, name: str, others: Collection[str]) -> bool:
-    """Whether the main file, which cannot be read as it should, was one of the `others`."""
+def other_agent_in(copy: Path, name: str, others: Collection[str]) -> str:
+    """Whose the main file was, which cannot be read as it should: the agent of one of the `others`, or ""."""
     pages = (*_log_pages(_log_of(copy)), _page(copy, (_OUTBOX_PAGE - 1) * PAGE_BYTES))
-    return _names_another(pages, name, others)
+    return _other_named(pages, name, others)
 
 
-def _names_another(pages: Iterable[bytes], name: str, others: Collection[str]) -> bool:
+def agent_of(copy: Path) -> str:
+    """Whose the file is, as it says; of one in which nothing but its own name is wrong."""
+    with contextlib.closing(_connected(copy)) as db:
+        return str(db.execute(_IDENTITY).fetchall()[0][0])
+
+
+def _other_named(pages: Iterable[bytes], name: str, others: Collection[str]) -> str:
     """By agent and id in the row of `outbox`; a name that is only garbled is nobody's."""
-    files = {file_name(agent) for page in pages for agent, _ in _agents_in(page)}
-    return name not in files and not files.isdisjoint(others)
+    agents = {file_name(agent): agent for page in pages for agent, _ in _agents_in(page)}
+    return "" if name in agents else next((agents[file] for file in others if file in agents), "")
 
 
 def _agents_in(page: bytes) -> Iterator[tuple[str, str]]:

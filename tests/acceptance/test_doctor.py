@@ -273,6 +273,18 @@ def test_a_damaged_file_hides_no_other(state, capsys):
     assert good["said"].startswith("1 outbox: ")
 
 
+def test_a_misplaced_file_is_never_said_to_mend_itself(state, capsys):
+    """Nobody sets it aside: whose it says it is, the name it should have, and what if there is none such."""
+    own, wrong = state.outbox_path("builder"), state.outbox_path("somebody else")
+    own.rename(wrong)
+    status, findings = found(capsys)
+    (finding,) = findings["files"][:1]
+    assert status == 5
+    assert f"The file {wrong.name} says that it holds the outbox of 'builder'" in finding["said"]
+    assert f"Rename it to {own.name} if nothing is there. If you know no such agent" in finding["todo"]
+    assert "sets it aside" not in finding["todo"]
+
+
 def test_damaged_pages(state, capsys):
     """Found although the file can be opened, and every counter read."""
     with Outbox.open("large", state_dir=state.path) as outbox:

@@ -355,10 +355,24 @@ def test_a_newer_and_a_misplaced_file_stay(state):
         set_aside(state, path, AGENT, NOW)
     other = closed(make_box(state, "other"))
     wrong = other.replace(state.outbox_path("somebody else"))
-    with pytest.raises(StoreDamaged, match="holds the outbox of another agent"):
+    with pytest.raises(StoreDamaged, match="holds the outbox of 'other'") as misplaced:
         set_aside(state, wrong, "somebody else", NOW)
+    assert f"Rename it to {other.name}" in str(misplaced.value)
+    assert "If you know no such agent" in str(misplaced.value)
     assert path.exists()
     assert wrong.exists()
+
+
+def test_a_misplaced_file_that_is_damaged_too_stays_and_says_whose_it_is(state):
+    """By what is left in it, while the file of that agent, there as well, vouches for the name."""
+    make_box(state, "other").close()
+    box = make_box(state, "somebody else")
+    path = closed(box)
+    path.write_bytes(state.outbox_path("other").read_bytes())
+    wipe(path, 1)
+    with pytest.raises(StoreDamaged, match="holds the outbox of 'other'"):
+        set_aside(state, path, "somebody else", NOW)
+    assert path.exists()
 
 
 def test_any_pages_may_be_bad(state, mend):
