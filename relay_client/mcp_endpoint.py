@@ -88,7 +88,7 @@ class McpEndpoint:
                 work = self._under_way.setdefault(token, _FindingOut())
             if leads:
                 self._lead(work, token, deadline)
-            elif not work.done.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            elif not work.done.wait(_left_s(deadline)):
                 return _stopped()
             if work.answer is not None:
                 return work.answer
@@ -282,6 +282,12 @@ class McpEndpoint:
                 del self._sessions[next(iter(self._sessions))]
             self._sessions[token] = _Open(session)
         return None
+
+
+def _left_s(deadline: float | None) -> float:
+    """How long somebody who waits may do so; a deadline may lie further ahead than a lock can count."""
+    left_s = math.inf if deadline is None else deadline - time.monotonic()
+    return min(threading.TIMEOUT_MAX, max(0.0, left_s))
 
 
 def _stopped() -> Answer:

@@ -78,8 +78,9 @@ class RelayTransport(httpx.BaseTransport):
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed by their users, `abort` hurries them."""
-        while self._idle:
-            self._idle.pop().close()
+        with contextlib.suppress(IndexError):  # there is none any more, whoever took the last one
+            while True:
+                self._idle.pop().close()
 
     def _begin(self) -> None:
         self._sockets = Sockets(self._resolver or Resolver())

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import tracemalloc
+from collections import deque
 
 import pytest
 from peers import fake_relay, http_response, read_http_request, thread_server
@@ -90,6 +91,24 @@ def test_connections_are_kept(connect, post):
         for _ in range(5):
             assert post(client).status == 200
         assert server.connections == 1
+
+
+class TakenMeanwhile(deque):
+    """Idle connections, of which another thread takes the last one between two steps of whoever looks."""
+
+    def __bool__(self):
+        return True
+
+
+def test_connections_are_closed_while_others_take_them(connect, post):
+    """To close what is idle is no trouble where a request takes the last one at the same moment."""
+    with thread_server(always(http_response())) as server:
+        client = connect(f"http://127.0.0.1:{server.port}")
+        assert post(client).status == 200
+        client._transport._idle = TakenMeanwhile(client._transport._idle)
+        client.close_idle()
+        assert post(client).status == 200
+        assert server.connections == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An MCP endpoint in both eras: how it is found out, sessions, what is mended, and that threads share it."""
 
 import json
+import math
 import threading
 import time
 
@@ -514,12 +515,16 @@ def test_trouble_while_finding_out_is_shared():
         thread.start()
     for _ in threads[1:]:
         assert done.waiting.acquire(timeout=60)
+    endless = threading.Thread(target=lambda: found.append(call(endpoint, deadline=math.inf)[0].sort))
+    endless.start()
+    threads.append(endless)
+    assert done.waiting.acquire(timeout=60)
     late = endpoint.prepare("move", token="tok-0123456789", deadline=time.monotonic() + 0.05)
     assert (late.failure, late.sent, late.is_preparation) == (Failure.STOPPED, False, True)
     go_on.set()
     for thread in threads:
         thread.join(60)
-    assert found == [Sort.BUSY] * 5
+    assert found == [Sort.BUSY] * 6
     assert server.methods() == ["tools/list"]
 
 
