@@ -261,7 +261,7 @@ class Sidecar:
         over.set()
         thread.join(_ANSWER_WITHIN_S)
         if thread.is_alive():  # it waits for the daemon, or still loads what sends
-            line[0] = self._count_left()
+            line[0] = self._count_left(_CUT_SHORT)
         if line[0]:
             say(clean(line[0]), to=sys.stderr)
 
@@ -281,7 +281,7 @@ class Sidecar:
             return FlushReport(0, 0, 0)
         return flush_outboxes(self._state, self._agent, self._flush_timeout_s, lambda: self._settings)[0]
 
-    def _count_left(self, why: str = "the time was over") -> str:
+    def _count_left(self, why: str) -> str:
         """The line when no flush told what is left: read from the file."""
         from outbox.api.report import status_of  # noqa: PLC0415 - only here
 
@@ -299,6 +299,7 @@ class Sidecar:
         return f"outbox: {count(left, 'event')} of {self._agent} left on disk: {why.rstrip('.')}. {later}"
 
 
+_CUT_SHORT = "a signal ended the flush"
 _LATER = "They go out with the next daemon, outbox run or outbox flush."
 
 

@@ -141,6 +141,7 @@ class Flush:
         self._engine = engine
         self._state = state
         self._before = _stock(state, paths)
+        self._end = "the time was over"
 
     def wait(self, end: float, *, enough: Callable[[], bool] = lambda: False) -> None:
         """Until nothing of these outboxes can be sent before `end` (monotonic seconds), or `enough`.
@@ -150,7 +151,10 @@ class Flush:
         engine, until_ms = self._engine, int(end * 1_000)
         for path in self._before:
             engine.wake(path)
-        while time.monotonic() < end and not enough():
+        while time.monotonic() < end:
+            if enough():
+                self._end = "a signal ended the flush"
+                return
             if not engine.has_threads and engine.step():
                 continue
             if all(engine.rests(path, until_ms) for path in self._before):
@@ -169,7 +173,7 @@ class Flush:
             return f"{status.blocked.reason}: {status.blocked.detail}".rstrip(": ")
         delivery, head = self._engine.delivery, status.head
         path = delivery.routes.kinds.get(head.kind, "") if head else ""
-        return delivery.gate.trouble(path) or "the time was over"
+        return delivery.gate.trouble(path) or self._end
 
 
 def waiting(state: StateDirectory, paths: Sequence[Path]) -> dict[str, int]:

@@ -42,8 +42,8 @@ class Misplaced(StoreDamaged):
     def __init__(self, name: str, agent: str, place: str) -> None:
         super().__init__(
             f"The file {name} says that it holds the outbox of {agent!r}, whose place is {place}. It was "
-            f"left alone. Rename it to {place} if nothing is there. If you know no such agent, the name in it "
-            "is damaged: move it away, with its -wal, and its agent's next event makes a new file."
+            f"left alone. Rename it to {place} if nothing is there. If you know no such agent, the name in "
+            "it is damaged: move it away, with its -wal, and its agent's next event makes a new file."
         )
 
 

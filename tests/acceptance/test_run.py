@@ -317,6 +317,29 @@ def test_a_signal_ends_the_last_flush(state):
         assert process.returncode == 0
 
 
+def test_a_signal_ends_the_last_flush_by_a_daemon(state):
+    """The line says that it was a signal, since the time was not over, and that the daemon goes on."""
+    with DaemonProcess(state, NOBODY, {"daemon.flush_timeout_s": "0.1"}):
+        put(state, "builder", 0)
+        with sidecar(state, "--flush-timeout", "600", "--", "echo", "done", url=None) as process:
+            assert process.stdout.read() == "done\n"
+            stopped(process, signal.SIGINT)
+            err = process.communicate(timeout=60)[1]
+    assert "left on disk: a signal ended the flush. The daemon goes on with them." in err
+
+
+def test_a_signal_ends_the_last_flush_to_a_slow_relay(state, relay):
+    """The same where the sidecar sends by itself and nothing but the answer is missing."""
+    relay.add_faults({"match": {"method": "POST"}, "action": {"hang": 3000}})
+    put(state, "builder", 0)
+    words = ["--flush-timeout", "600", "--", "echo", "done"]
+    with sidecar(state, *words, url=relay.url) as process:
+        assert process.stdout.read() == "done\n"
+        wait_for(lambda: status_of(state, "builder").in_flight)
+        stopped(process, signal.SIGINT)
+        assert "left on disk: a signal ended the flush. They go out" in process.communicate(timeout=60)[1]
+
+
 # Signals ----------------------------------------------------------------------------------------------------
 
 
