@@ -17,6 +17,7 @@ from outbox.store.directory import StateDirectory, file_name
 from outbox.store.faults import FAULTS, Misplaced, store_error
 from outbox.store.group_commit import GroupCommit
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
+from outbox.store.own_tables import has_our_tables
 from outbox.store.rules import decode_rules, encode_rules
 
 BUSY_TIMEOUT_MS = 5_000
@@ -132,13 +133,27 @@ class OutboxFile(Connection):
     # The sender --------------------------------------------------------------------------------------------
 
     def become_sender(self) -> None:
-        """Take the one sender's place of this outbox; raises StoreHeld while another process has it."""
+        """Take the one sender's place of this outbox.
+
+        Raises StoreHeld while another process has it, StoreDamaged when its tables are not as they were made.
+        """
         self.require_open()
+        if not self._has_our_tables():
+            raise StoreDamaged(
+                f"The file {self.name} is damaged: its tables are not those of an outbox. It was left alone. "
+                "Run: outbox doctor"
+            )
         if not self.locks.try_exclusive(self._sender):
             raise StoreHeld(
                 f"Another process delivers the events of {self.agent!r}. Nothing was changed; "
                 "it goes on there."
             )
+
+    def _has_our_tables(self) -> bool:
+        try:
+            return has_our_tables(self.db)
+        except FAULTS as error:
+            raise store_error(error, self.path) from error
 
     def resign_sender(self) -> None:
         """Give the sender's place back; nothing happens in a forked child, which never had it."""

@@ -7,7 +7,6 @@ copy without a schema gets the first page of a new file: tables of an outbox beg
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import time
@@ -21,6 +20,7 @@ from outbox.errors import StoreTooNew
 from outbox.store import old_counters, schema
 from outbox.store.directory import file_name
 from outbox.store.faults import store_error
+from outbox.store.own_tables import has_our_tables
 
 PAGE_BYTES = 4096
 _OUTBOX_PAGE = 3  # where the table `outbox` begins; page 2 holds the pointers of auto_vacuum
@@ -51,10 +51,6 @@ _TABLES = """
 SELECT name, rootpage, sql LIKE '%WITHOUT ROWID%' FROM sqlite_schema
 WHERE type = 'table' AND name NOT LIKE 'sqlite%'"""
 _COLUMNS = "SELECT name, type, pk FROM pragma_table_info(?)"
-_ALL_COLUMNS = """
-SELECT tables.name, columns.name, columns.type, columns.pk
-FROM sqlite_schema AS tables JOIN pragma_table_info(tables.name) AS columns
-WHERE tables.type = 'table' AND tables.name NOT LIKE 'sqlite%' ORDER BY tables.name, columns.cid"""
 
 Row = tuple[Any, ...]
 Range = tuple[int, int]
@@ -82,7 +78,7 @@ def fault_of(copy: Path, name: str) -> str:
                 )
             if db.readonly("main"):
                 return "its header names a format that cannot be written"
-            if not _has_our_tables(db):
+            if not has_our_tables(db):
                 return "its tables are not those of an outbox"
             row = db.execute(_IDENTITY).fetchone()
             if row is None:
@@ -103,26 +99,11 @@ def fault_of(copy: Path, name: str) -> str:
         raise store_error(error, copy) from error
 
 
-def _has_our_tables(db: apsw.Connection) -> bool:
-    """The schema is a text in the file: with a byte of it changed, a column may have another name."""
-    version = db.pragma("user_version")
-    return 1 <= version <= schema.VERSION and db.execute(_ALL_COLUMNS).fetchall() == _columns_of(version)
-
-
 def _tells_an_agent(row: Row) -> bool:
     """A page of another table in the place of its own is read, too: with a kind for the agent's name."""
     return [type(value) for value in row] == _TYPES_OF_IDENTITY and bool(
         _STREAM.fullmatch(row[1].encode("utf-8", "replace"))
     )
-
-
-@functools.cache
-def _columns_of(version: int) -> list[Row]:
-    """The columns of all tables of a new file of this version."""
-    with contextlib.closing(apsw.Connection(":memory:")) as db:
-        for step in (schema.CREATE, *schema.MIGRATIONS[: version - 1]):
-            db.execute(step)
-        return db.execute(_ALL_COLUMNS).fetchall()
 
 
 def log_is_of(copy: Path, name: str, others: Collection[str]) -> bool:
@@ -257,7 +238,7 @@ class Wreck:
 
     def _has_schema(self) -> bool:
         with contextlib.closing(_readable(self._copy)) as db, contextlib.suppress(*_ANY):
-            return _has_our_tables(db)
+            return has_our_tables(db)
         return False
 
     def _first(self, sql: str) -> Row | None:

@@ -275,6 +275,45 @@ def test_a_column_that_has_another_name_on_the_disk_is_damage(state, mend, colum
     assert (seqs(new), dead_seqs(new), damage.counted) == ([2, 3, 4, 5], [1], True)
 
 
+@pytest.mark.parametrize(
+    ("made", "changed"),
+    [
+        (b"TABLE events (\n    seq            INTEGER", b"TABLE events (\n    seq            INTEGES"),
+        (b"TABLE tries (\n    seq             INTEGER", b"TABLE tries (\n    seq,            INTEGER"),
+        (b"TABLE dead (\n    seq             INTEGER", b"TABLE dead (\n    seq             INTEGES"),
+        (b"CHECK (id = 1)", b"CHECK (id = 9)"),
+        (b"WHERE dedupe_key IS NOT NULL", b"WHERE dedupe_key IS NOT 1234"),
+        (b"receipts (at_ms)", b"receipts (seq  )"),
+    ],
+)
+def test_no_sender_goes_by_a_schema_that_has_changed(state, mend, made, changed):
+    """With a letter of a type, no row has a number any more: it is seen before an event is claimed."""
+    box = make_box(state)
+    put(box, *(event({"n": n}) for n in range(5)))
+    kill(box)
+    path = closed(box)
+    data = path.read_bytes()
+    assert made in data
+    path.write_bytes(data.replace(made, changed))
+    with (
+        contextlib.closing(open_outbox(state, path)) as box,
+        pytest.raises(StoreDamaged, match="tables are not"),
+    ):
+        box.become_sender()
+    damage, new = mend(path)
+    assert damage.fault == "its tables are not those of an outbox"
+    assert (seqs(new), dead_seqs(new), damage.counted) == ([2, 3, 4, 5], [1], True)
+
+
+def test_what_a_person_has_added_to_a_file_is_no_damage(state):
+    """An index of their own, or statistics."""
+    box = make_box(state)
+    box.db.execute("CREATE INDEX by_kind ON events (kind); CREATE TABLE notes (a); ANALYZE")
+    box.become_sender()
+    box.close()
+    assert set_aside(state, box.path, AGENT, NOW) is None
+
+
 def test_who_meets_such_a_column_says_that_the_file_is_damaged(state):
     """Not that it could not be used: it would be left as it is for ever."""
     path = closed(make_box(state))
