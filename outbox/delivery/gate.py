@@ -87,6 +87,7 @@ class Gate:
         self._max_stuck_ms = max_stuck_ms
         self._mutex = threading.RLock()
         self._health_mutex = threading.Lock()
+        self._saving = threading.Lock()  # so that what was known last is written last
         self._disk = FactsOnDisk(clock)
         self._relay = Valve()
         self._paths: dict[str, PathFacts] = {}
@@ -307,8 +308,16 @@ class Gate:
         coarse_ms = max(1, self._max_stuck_ms // 8)
         at_ms = now_ms // coarse_ms * coarse_ms
         if at_ms not in moments:
-            self._accepted_at[token] = {at_ms, *(m for m in moments if m > now_ms - 2 * self._max_stuck_ms)}
+            moments.add(at_ms)
+            self._forget_acceptances_before(now_ms - 2 * self._max_stuck_ms)
             self._dirty.add("accepts")
+
+    def _forget_acceptances_before(self, since_ms: int) -> None:
+        """Also those of tokens that are used no more."""
+        for token, moments in list(self._accepted_at.items()):
+            moments -= {at_ms for at_ms in moments if at_ms <= since_ms}
+            if not moments:
+                del self._accepted_at[token]
 
     # Batches -----------------------------------------------------------------------------------------------
 
@@ -381,21 +390,22 @@ class Gate:
 
     def save(self) -> None:
         """Write what changed to STATE/relay.sqlite."""
-        if self._state is None:
+        if not self._dirty:
             return
-        with self._mutex:
-            if not self._dirty:
-                return
-            facts = {name: self._encode(name) for name in self._dirty}
-            self._dirty.clear()
-        self._state.write(facts)
+        with self._saving:
+            with self._mutex:
+                facts = {name: self._encode(name) for name in self._dirty}
+                self._dirty.clear()
+            if self._state is not None:
+                self._state.write(facts)
 
     def close_state(self) -> None:
         """Write what is left to write, and close the file."""
         self.save()
-        if self._state is not None:
-            self._state.close()
-            self._state = None
+        with self._saving:
+            if self._state is not None:
+                self._state.close()
+                self._state = None
 
     def _note_auth(self, state: str, detail: str = "") -> None:
         if self.token_from and state != self._auth:
