@@ -5,11 +5,13 @@ No line carries a secret or a raw control character, so that what a relay answer
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -24,7 +26,9 @@ _MOST_SECRETS = 64  # tokens are renewed for as long as a daemon lives; the olde
 
 _LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
 
-_secrets: dict[str, None] = {}
+_secrets: dict[str, int] = {}  # the later one was told of, the larger its number
+_tellings = itertools.count()
+_telling = threading.Lock()
 _least = logging.DEBUG
 
 
@@ -56,10 +60,10 @@ def register_secret(text: str | None) -> None:
     A text of fewer than 4 characters is no secret, and would mask half of every line.
     """
     if text and len(text) >= _SHORTEST_SECRET_CHARS:
-        _secrets.pop(text, None)
-        _secrets[text] = None
-        if len(_secrets) > _MOST_SECRETS:
-            del _secrets[next(iter(_secrets))]
+        with _telling:  # one that is known already stays all the while: others write lines
+            _secrets[text] = next(_tellings)
+            if len(_secrets) > _MOST_SECRETS:
+                del _secrets[min(_secrets, key=_secrets.__getitem__)]
 
 
 def log_line(event: str, fields: Mapping[str, Any]) -> None:

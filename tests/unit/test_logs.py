@@ -137,6 +137,26 @@ def test_what_is_no_secret_is_not_masked(capsys):
     assert (entry["event"], entry["token_file"], entry["token"]) == ("abc", "/etc/token", None)
 
 
+def test_a_secret_that_is_told_again_is_masked_all_the_while(capsys):
+    """A token is told before each request: no line that another thread writes meanwhile shows it."""
+    logs.configure("lines", "info")
+    logs.register_secret("tok-5ecret")
+
+    class Told(str):
+        """Writes a line whenever it is looked for, or put, among the secrets."""
+
+        __slots__ = ()
+
+        def __hash__(self):
+            logs.log_line("x", {"a": str(self)})
+            return super().__hash__()
+
+    logs.register_secret(Told("tok-5ecret"))
+    lines = capsys.readouterr().err
+    assert "event=x" in lines
+    assert "tok-5ecret" not in lines
+
+
 def test_renewed_secrets_do_not_pile_up():
     """A daemon that renews its token for years remembers the last ones."""
     for n in range(1000):
