@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from pathlib import Path
 
 from relay_client.auth import TokenFile, TokenUnavailable, fingerprint
@@ -16,7 +17,7 @@ from relay_client.problem import parse_json
 
 
 class RefreshTokenFile:
-    """The file of the operator, rewritten at each rotation.
+    """The file of the operator, rewritten at each rotation. Thread-safe.
 
     Where it cannot be (a mounted secret, a systemd credential), the rotated token goes to `beside`, with a
     name of the one in the file: as soon as the file holds another one, that one counts.
@@ -27,6 +28,7 @@ class RefreshTokenFile:
         self._path = Path(path)
         self._beside = beside
         self._file = TokenFile(path)
+        self._mutex = threading.RLock()
         self._unsaved: str | None = None
 
     def token(self) -> str:
@@ -35,22 +37,24 @@ class RefreshTokenFile:
         Raises:
             TokenUnavailable: there is none, or it cannot be saved.
         """
-        if self._unsaved is not None:
-            self.keep(self._unsaved)
-        seed = self._file.token()
-        return self._rotated_after(seed) or seed
+        with self._mutex:
+            if self._unsaved is not None:
+                self.keep(self._unsaved)
+            seed = self._file.token()
+            return self._rotated_after(seed) or seed
 
     def keep(self, token: str) -> None:
         """Save a rotated token; returns when it is on disk. Raises TokenUnavailable when it cannot be."""
-        self._unsaved = token
-        try:
-            write_durably(Path(os.path.realpath(self._path)), token.encode() + b"\n")
-        except OSError:
-            self._keep_beside(token)
-        else:
-            with contextlib.suppress(OSError):
-                self._beside.unlink()
-        self._unsaved = None
+        with self._mutex:
+            self._unsaved = token
+            try:
+                write_durably(Path(os.path.realpath(self._path)), token.encode() + b"\n")
+            except OSError:
+                self._keep_beside(token)
+            else:
+                with contextlib.suppress(OSError):
+                    self._beside.unlink()
+            self._unsaved = None
 
     def describe(self) -> str:
         """Where it lies."""

@@ -1,6 +1,8 @@
 """What an answer with a token means, and how the exchanges that ask for one go: without a network."""
 
 import json
+import os
+import threading
 from urllib.parse import parse_qs
 
 import httpx
@@ -227,6 +229,28 @@ def test_a_refresh_token_that_cannot_be_saved_keeps_the_grant_back(tmp_path, mon
     _, form, _ = asked_by(tokens.exchange())
     assert form["refresh_token"] == "new-9"
     assert json.loads((folder / "beside.json").read_text())["refreshToken"] == "new-9"
+
+
+def test_a_refresh_token_is_saved_once_whoever_asks_for_it_meanwhile(tmp_path, monkeypatch):
+    """Whoever looks whether it changed while it is being saved waits for that, and does not save it too."""
+    file, beside = tmp_path / "refresh", tmp_path / "beside.json"
+    file.write_text("old\n")
+    refresh, read = RefreshTokenFile(file, beside), []
+    other = threading.Thread(target=lambda: read.append(refresh.token()))
+    sync = os.fsync
+
+    def sync_while_another_asks(descriptor):
+        monkeypatch.setattr(os, "fsync", sync)
+        other.start()
+        other.join(0.5)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_while_another_asks)
+    refresh.keep("new")
+    other.join(60)
+    assert read == ["new"]
+    assert file.read_text() == "new\n"
+    assert not beside.exists()
 
 
 @pytest.mark.parametrize(
