@@ -107,9 +107,10 @@ class BatchEvents:
         if self._d.flushing and held.verdict.counts:
             settler.counted_in_flush.add(row.seq)
         trouble = settler.trouble(held.reading, held.verdict.hold, sending.path)
-        if held.verdict.counts and attempts >= settler.most_attempts(row):
+        reason = held.verdict.reason
+        if reason and held.verdict.counts and attempts >= settler.most_attempts(row):
             return self._verdict(
-                sending, taken, held, progress, reason=Reason.EXHAUSTED, attempts=attempts, trouble=trouble
+                sending, taken, held, progress, reason=reason, attempts=attempts, trouble=trouble
             )
         release = Release(row.seq, held.verdict.sent, attempts, trouble, progress.encode())
         return settler.finish(sending.box, taken, [release], held)

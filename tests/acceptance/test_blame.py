@@ -104,6 +104,21 @@ def test_ten_failing_events_in_a_row(tmp_path):
         assert world.numbers("builder") == [10, 11, 12, 13, 14]
 
 
+def test_a_batch_event_whose_path_is_missing_is_said_to_have_none(tmp_path):
+    """404 to the only message of a batch event, while others are accepted: no_endpoint, as for any event."""
+
+    def behave(request):
+        return answer(404) if request.agent == "builder" else None
+
+    with World(tmp_path, behave=behave) as world:
+        message = {"from": "builder", "to": "lead", "kind": "note", "body": "x"}
+        world.enqueue("builder", 1, kind="session-message-batch", messages=[message])
+        for n in range(100):
+            world.enqueue("reviewer", 1, kind="insight", first=n)
+            world.run(5 * MINUTE_MS)
+        assert [letter.reason for letter in world.dead()] == ["no_endpoint"]
+
+
 def test_a_relay_without_an_insight_path(tmp_path):
     """Insights end as dead letters (no_endpoint), the messages around them flow."""
 
