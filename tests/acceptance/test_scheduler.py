@@ -42,7 +42,7 @@ def test_an_event_that_comes_while_a_turn_finds_nothing_is_sent_at_once(world, m
 
 
 def test_a_person_is_heard_while_a_turn_finds_that_the_head_waits(world, monkeypatch):
-    """ "Do not wait" holds whenever it is said, also during a look that finds the head waiting."""
+    """To wait no longer holds whenever a person says it, also during a look that finds the head waiting."""
     world.relay.behave = lambda _request: answer(409, {"code": "in_progress"}, retry_after="600")
     world.enqueue("builder", 1)
     world.run(1)
