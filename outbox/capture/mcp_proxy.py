@@ -46,9 +46,10 @@ _LAST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the proxy asks of whoever runs it: why calls wait, what the relay can do, a place for notes."""
+    """What the proxy asks of whoever runs it: why calls wait, how things stand, what the relay can; notes."""
 
     why: Callable[[], Sequence[str]]
+    status: Callable[[], Sequence[str]]
     capabilities: Callable[[], Capabilities | None]
     notice: Callable[[str], None]
 
@@ -335,7 +336,7 @@ class Proxy:
         return self._rules.is_safe(tool, relay_honours_keys=self._memory.known.honours_keys)
 
     def _status(self, job: _Job) -> str:
-        return rpc.answer(job.id, words.lines_result(self._told.why()))
+        return rpc.answer(job.id, words.lines_result(self._told.status()))
 
     def _result(self, job: _Job) -> str:
         which = job.request.string("arguments", "key") or job.request.member("arguments", "key") or ""

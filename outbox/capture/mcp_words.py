@@ -15,6 +15,7 @@ from outbox.outcome import State
 from outbox.printable import printable
 from outbox.record import Record, Remembered
 from outbox.store.records import Found
+from relay_client import Answer
 
 STATUS_TOOL, RESULT_TOOL = "outbox_status", "outbox_result"
 QUEUED_FIELD = "relay-outbox/queued"
@@ -81,6 +82,17 @@ def queued(call: Queued, why: str) -> str:
     )
     told = {"agent": call.agent, "idempotencyKey": call.key, "seq": call.seq, "ahead": call.ahead}
     return _result(lines, meta={QUEUED_FIELD: told})
+
+
+def no_relay(health: Answer) -> str:
+    """What `outbox_status` says of a relay that was just asked for its health in vain; "" of any other."""
+    if health.status is None:
+        first = f"The relay cannot be reached now: {health.detail.rstrip('.')}."
+    elif health.status >= 500:
+        first = f"The relay does not work now: it answers {health.status} when asked for its health."
+    else:
+        return ""
+    return f"{first} Until it is back, calls that may wait are queued, and others do not run."
 
 
 def not_run(tool: str, why: str) -> str:

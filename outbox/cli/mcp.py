@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from outbox.api.explain import explain
+from outbox.api.obstacle import Scope
 from outbox.api.report import opened
 from outbox.capture.mcp_http import endpoint_of
 from outbox.capture.mcp_memory import Memory
@@ -21,6 +22,7 @@ from outbox.capture.mcp_proxy import Proxy, Told
 from outbox.capture.mcp_queue import CallQueue
 from outbox.capture.mcp_relay import Way
 from outbox.capture.mcp_rules import Rules
+from outbox.capture.mcp_words import no_relay
 from outbox.cli.output import clean, say
 from outbox.cli.where import checked_agent, now_ms, settings_of, state_of
 from outbox.daemon.compose import relay_client, tokens_of
@@ -47,6 +49,7 @@ _READ_BYTES = 64 * 1024
 _ENVELOPE_BYTES = 1024 * 1024  # what may stand beside a call's arguments on its line
 _LINE_BYTES = 64 * 1024 * 1024  # what does not wait may be larger than an event
 _SPEC_TIMEOUT_MS = 5_000
+_HEALTH_TIMEOUT_MS = 5_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,9 +109,19 @@ def _told(settings: Settings, state: StateDirectory, agent: str, tokens: Tokens)
     client = relay_client(settings)
 
     def why() -> list[str]:
+        return explained()[0]
+
+    def status() -> list[str]:
+        lines, is_about_relay = explained()
+        if is_about_relay:
+            return lines
+        trouble = no_relay(client.health(timeout_ms=_HEALTH_TIMEOUT_MS))
+        return [*lines, clean(trouble)] if trouble else lines
+
+    def explained() -> tuple[list[str], bool]:
         path = state.outbox_path(agent)
         if not os.path.lexists(path):
-            return [f"{agent}: nothing waits, and nothing was ever queued."]
+            return [clean(f"{agent}: nothing waits, and nothing was ever queued.")], False
         with opened(state, path) as box:
             status = read_status(box)
         found = explain(
@@ -119,7 +132,7 @@ def _told(settings: Settings, state: StateDirectory, agent: str, tokens: Tokens)
             paths=settings.kind_paths(),
             max_attempts=settings.delivery.max_attempts,
         )
-        return [clean(line) for line in found.lines]
+        return [clean(line) for line in found.lines], found.scope is Scope.RELAY
 
     def capabilities() -> Capabilities | None:
         try:
@@ -127,7 +140,7 @@ def _told(settings: Settings, state: StateDirectory, agent: str, tokens: Tokens)
         except NoTokenNow:
             return None
 
-    return Told(why, capabilities, lambda line: say(clean(line), to=sys.stderr))
+    return Told(why, status, capabilities, lambda line: say(clean(line), to=sys.stderr))
 
 
 class _Output:

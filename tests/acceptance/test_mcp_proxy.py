@@ -124,10 +124,25 @@ def test_nothing_known_and_no_relay(tmp_path):
     with ProxyProcess(tmp_path, "http://127.0.0.1:1", "--buffer", "note") as proxy:
         assert proxy.hello()["capabilities"] == {"tools": {"listChanged": True}}
         assert proxy.tools() == ["outbox_status", "outbox_result"]
-        assert "nothing was ever queued" in text_of(proxy.call("outbox_status"))
+        told = text_of(proxy.call("outbox_status"))
+        assert "nothing was ever queued" in told
+        assert "The relay cannot be reached now: connection refused" in told
         assert queued_of(proxy.call("note"))["seq"] == 1
         assert "does not answer" in proxy.ask("prompts/list")["error"]["message"]
         assert proxy.ask("ping")["result"] == {}
+
+
+def test_the_status_tells_of_an_outage_as_it_is_now(tmp_path, relay):
+    """Nothing waits, and nobody has asked the relay since: it is asked, and said while it is so only."""
+    with ProxyProcess(tmp_path, relay.url) as proxy:
+        proxy.hello()
+        assert "The relay" not in text_of(proxy.call("outbox_status"))
+        relay.kill()
+        assert "cannot be reached now: connection refused" in text_of(proxy.call("outbox_status"))
+        relay.start()
+        assert "The relay" not in text_of(proxy.call("outbox_status"))
+        relay.add_faults({"match": {"path": "/api/health"}, "times": 1, "action": {"status": 503}})
+        assert "does not work now: it answers 503" in text_of(proxy.call("outbox_status"))
 
 
 def test_an_agent_that_never_saw_the_relay_hears_when_there_are_tools(tmp_path, relay):
