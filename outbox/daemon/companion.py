@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox.daemon.compose import build_engine
-from outbox.daemon.flush import Flush, FlushReport, dismiss
+from outbox.daemon.flush import FlushReport, dismiss
 from outbox.daemon.logs import register_secret
 from outbox.daemon.supervisor import Daemon
 from outbox.errors import OutboxError, StoreError, UsageError
@@ -111,10 +111,7 @@ class Companion(Daemon):
         end = time.monotonic() + timeout_s
         with contextlib.suppress(StoreError):
             self._scan()
-        flush = Flush(self.engine, self.state, list(self.state.outbox_files()))
-        self.engine.begin_flush(end)
-        flush.wait(end, enough=enough)
-        return flush.report()
+        return self._flush_until(end, list(self.state.outbox_files()), enough=enough).report()
 
     def enqueue(self, agent: str, drafts: Sequence[Draft]) -> list[Receipt | OutboxError]:
         """Take events of the one agent; raises UsageError for another's, which nobody here would deliver."""

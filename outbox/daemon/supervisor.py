@@ -342,11 +342,15 @@ class Daemon:
         end = time.monotonic() + self.settings.daemon.flush_timeout_s
         self._scan()
         busy = [path for path in self._watch.paths if not self.engine.rests(path, _FOR_EVER_MS)]
-        flush = Flush(self.engine, self.state, busy)
+        return self._flush_until(end, busy, enough=self._is_second_time)
+
+    def _flush_until(self, end: float, paths: Sequence[Path], *, enough: Callable[[], bool]) -> Flush:
+        """Send what waits there before all ends; flushes that others asked for have no say any more."""
+        flush = Flush(self.engine, self.state, paths)
         with self._flush_mutex:
             self._flushes = -1
             self.engine.begin_flush(end)
-        flush.wait(end, enough=self._is_second_time)
+        flush.wait(end, enough=enough)
         return flush
 
     def _is_second_time(self) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import select
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ from processes import (
 )
 
 from outbox import Outbox
+from outbox.daemon.companion import Companion
+from outbox.settings import load
 from outbox.store.directory import StateDirectory
 from relay_client.reference.process import RelayProcess
 
@@ -303,6 +306,27 @@ with Outbox.open("builder") as outbox:
     result = outbox.flush(timeout_s=40)
     print(result.delivered, result.left, result.dead)
 """
+
+
+def test_the_end_of_another_flush_takes_no_deadline_from_the_last_one(state, tmp_path):
+    """A sidecar's last flush stays one when a caller's flush ends meanwhile; nothing outlasts it."""
+    put(state, "builder", 0)
+    settings = load({"relay.url": NOBODY}, environ={}, config_path=None)
+    with contextlib.ExitStack() as others, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "sidecar.sock"))
+        listening.listen()
+        with Companion(settings, StateDirectory(state), "builder", "test", listening).running() as companion:
+            others.enter_context(companion._hurried())
+            seen = []
+
+            def look():
+                others.close()
+                delivery = companion.engine.delivery
+                seen.append((delivery.flushing, delivery.deadline is not None))
+                return True
+
+            companion.last_flush(60, look)
+    assert seen == [(True, True)]
 
 
 def test_the_daemon_dies_during_a_flush(state, relay):
