@@ -273,27 +273,24 @@ class Pump:
     def _send_series(self, sending: Sending, taken: Claim) -> Turn:
         """Send one after another, for a moment or until one is not accepted, and settle them together."""
         box, clock, began_ms = sending.box, self._d.clock, self._d.clock.monotonic_ms()
-        answers: list[Reading] = []
+        accepted: list[Reading] = []
+        last: Reading | Cut | None = None
         for row in taken.rows:
-            if answers and (is_over(clock.monotonic_ms() - began_ms) or self._d.gate.is_shut(sending.path)):
+            if accepted and (is_over(clock.monotonic_ms() - began_ms) or self._d.gate.is_shut(sending.path)):
                 break
             answer = exchange(self._d, single(self._d.routes, box.agent, box.stream, [row]), sending.token)
-            if isinstance(answer, Cut):
-                self._place.sent(len(answers) + 1)
-                return self._settler.series(sending, taken, answers, answer)
-            answers.append(answer)
-            if answer.sort is not Sort.ACCEPTED:
+            if isinstance(answer, Cut) or answer.sort is not Sort.ACCEPTED:
+                last = answer
                 break
-        self._place.sent(len(answers))
-        through = sum(answer.sort is Sort.ACCEPTED for answer in answers)
-        self._series_length = next_length(through, clock.monotonic_ms() - began_ms)
-        if through < len(answers):
-            self._series_length = 1
-            if through:
-                self._look_at(taken.rows[through])
-        else:
+            accepted.append(answer)
+        self._place.sent(len(accepted) + (last is not None))
+        if last is None:
+            self._series_length = next_length(len(accepted), clock.monotonic_ms() - began_ms)
             self._grouping.grow()
-        return self._settler.series(sending, taken, answers)
+        else:
+            self._series_length = 1
+            self._look_at(taken.rows[len(accepted)])
+        return self._settler.series(sending, taken, accepted, last)
 
     def _send_chunk(self, sending: Sending, taken: Claim) -> Turn:
         """Send the next chunk of an archive; what is through is saved before the next one goes."""

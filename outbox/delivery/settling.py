@@ -76,45 +76,37 @@ class Settler:
                 settlements.append(self.acknowledge(row, reading))
                 continue
             accepted = self._report_accepted(sending, accepted)
-            verdict = self.judge(sending, reading, others_accepted=others)
-            settlement, wait_ms = self._apply(row, reading, verdict, sending.path)
+            settlement, stays = self._settle_one(sending, row, reading, others_accepted=others)
             settlements.append(settlement)
-            self.report(sending, verdict, reading)
-            if isinstance(settlement, Release) and held is None:
-                held = Held(row, sending.token, reading, verdict, wait_ms)
+            held = held or stays
         self._report_accepted(sending, accepted)
         return self.finish(sending.box, taken, settlements, held)
 
     def series(
-        self, sending: Sending, taken: Claim, readings: Sequence[Reading], cut: Cut | None = None
+        self, sending: Sending, taken: Claim, accepted: Sequence[Reading], last: Reading | Cut | None
     ) -> Turn:
-        """Apply the answers to events that went one after another; all but the last one were accepted.
+        """Apply the answers to events that went one after another: the accepted ones, and what ended them.
 
-        `cut` is the end of the one behind them. Those that did not go wait as they were.
+        Those behind that did not go, and wait as they were.
         """
-        through = len(readings) - (bool(readings) and readings[-1].sort is not Sort.ACCEPTED)
+        through = len(accepted)
         settlements: list[Settlement] = [
             self.acknowledge(row, reading)
-            for row, reading in zip(taken.rows[:through], readings[:through], strict=True)
+            for row, reading in zip(taken.rows[:through], accepted, strict=True)
         ]
         if through:
             self._report_accepted(sending, through)
             self.wait.end()
-        if cut is not None:
-            row = taken.rows[through]
-            settlements.append(Release(row.seq, cut.sent, row.attempts, None, row.progress))
+        if last is None:
+            return self.finish(sending.box, taken, settlements, None)
+        row = taken.rows[through]
+        if isinstance(last, Cut):
+            settlements.append(Release(row.seq, last.sent, row.attempts, None, row.progress))
             self._write(sending.box, taken, settlements)
             return Sleep(None)
-        if through == len(readings):
-            return self.finish(sending.box, taken, settlements, None)
         if through:  # it went as the head, when those before it had been accepted
             self.witness.note_sending(sending.path)
-        row, reading = taken.rows[through], readings[through]
-        verdict = self.judge(sending, reading)
-        settlement, wait_ms = self._apply(row, reading, verdict, sending.path)
-        self.report(sending, verdict, reading)
-        is_held = isinstance(settlement, Release)
-        held = Held(row, sending.token, reading, verdict, wait_ms) if is_held else None
+        settlement, held = self._settle_one(sending, row, last)
         return self.finish(sending.box, taken, [*settlements, settlement], held)
 
     def group(
@@ -239,6 +231,16 @@ class Settler:
         if verdict.effect is Effect.TOKEN and self._d.tokens.one_per_agent:
             return dataclasses.replace(verdict, effect=Effect.AGENT)
         return verdict
+
+    def _settle_one(
+        self, sending: Sending, row: Row, reading: Reading, *, others_accepted: bool = False
+    ) -> tuple[Settlement, Held | None]:
+        """What becomes of an event by its own answer, of which the gate is told; and why it stays, if so."""
+        verdict = self.judge(sending, reading, others_accepted=others_accepted)
+        settlement, wait_ms = self._apply(row, reading, verdict, sending.path)
+        self.report(sending, verdict, reading)
+        stays = isinstance(settlement, Release)
+        return settlement, Held(row, sending.token, reading, verdict, wait_ms) if stays else None
 
     def _apply(self, row: Row, reading: Reading, verdict: Verdict, path: str) -> tuple[Settlement, int]:
         """The settlement of one event, and the wait that the blame budget asks for."""
