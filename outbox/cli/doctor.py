@@ -12,6 +12,7 @@ from outbox.cli import doctor_files, doctor_folders, doctor_host, doctor_relay
 from outbox.cli.doctor_finding import Finding, Level, failure, warning
 from outbox.cli.output import clean, colour_wanted, count, emit_json, paint, say
 from outbox.cli.seeds import seed_advice, seeds_found
+from outbox.cli.where import now_ms
 from outbox.errors import ConfigError, StoreDamaged, StoreError, Unavailable
 from outbox.settings import examine
 from outbox.state_dir import state_dir
@@ -63,6 +64,7 @@ def findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield doctor_host.descriptors(settings, daemon)
     yield from doctor_host.the_daemon(daemon, doctor_files.waiting_in(state))
     yield from doctor_relay.the_relay(settings, facts)
+    yield from doctor_files.held_back(state, settings, now_ms())
     yield from doctor_files.outboxes(state)
     yield from doctor_files.relay_facts(state)
     yield from doctor_files.leftovers(state)

@@ -6,10 +6,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from outbox.api.report import opened, outbox_files
+from outbox.api.obstacle import Scope
+from outbox.api.reasons import command_word
+from outbox.api.report import opened, outbox_files, overview
 from outbox.cli.doctor_finding import Finding, failure, ok, warning
-from outbox.cli.output import count
+from outbox.cli.output import count, number
 from outbox.errors import StoreBusy, StoreDamaged, StoreError, StoreTooNew
+from outbox.setting_keys import Settings
 from outbox.store.damage import damages
 from outbox.store.directory import StateDirectory
 from outbox.store.faults import Misplaced
@@ -22,6 +25,8 @@ _BUSY_TIMEOUT_MS = 2_000
 _YOUNG_S = 60.0
 _SIDES = ("-wal", "-shm", "-journal")
 _OTHERS_GO_ON = "The other agents are not affected."
+_HELD = {Scope.PERSON, Scope.RELAY, Scope.PATH, Scope.AGENT}
+_MOST_NAMED = 5
 _COPY_AND_TELL = "Keep a copy of the file, and report it. Its events are delivered as usual."
 
 
@@ -52,6 +57,23 @@ def outboxes(state: StateDirectory) -> Iterator[Finding]:
     if sound or not paths:
         said = f"{count(sound, 'outbox', 'outboxes')}: pages sound, rows as they were stored, counters true"
         yield ok("files", said if paths else "no outbox yet")
+
+
+def held_back(state: StateDirectory, settings: Settings, now_ms: int) -> Iterator[Finding]:
+    """Whose events do not go although somebody sends, and why in a word; nothing when there is no such agent.
+
+    A relay can answer health, and take no event all the same.
+    """
+    try:
+        seen = overview(state, now_ms, relay_url=settings.relay.url, paths=settings.kind_paths())
+    except StoreError:
+        return  # told of the files
+    held = [(line.agent, line.why.reason) for line in seen.outboxes if line.why and line.why.scope in _HELD]
+    if held:
+        who = "; ".join(f"{agent} ({reason})" for agent, reason in held[:_MOST_NAMED])
+        more = f"; and {number(len(held) - _MOST_NAMED)} more" if len(held) > _MOST_NAMED else ""
+        said = f"{count(len(held), 'agent is', 'agents are')} held back: {who}{more}."
+        yield warning("delivery", said, f"For what, and what to do: outbox why {command_word(held[0][0])}")
 
 
 def _outbox(state: StateDirectory, path: Path) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from peers import http_response, read_http_request, thread_server
 from processes import DaemonProcess, outbox_command, wait_for
 
 from outbox import Outbox
+from outbox.api.report import status_report
 from outbox.cli import doctor, doctor_folders, doctor_host
 from outbox.cli.doctor_finding import Level, failure, ok, warning
 from outbox.store.directory import StateDirectory
@@ -220,6 +221,39 @@ def test_no_token_where_one_is_asked_for(state, capsys, monkeypatch):
         _, findings = found(capsys)
     assert only(findings, "token")[0] == "failure"
     assert "none is set" in only(findings, "token")[1]
+
+
+def test_no_token_where_the_last_event_was_refused(state, relay, capsys, monkeypatch):
+    """A document shown to everybody proves nothing against the answer to an event."""
+    monkeypatch.delenv("OUTBOX_RELAY_TOKEN")
+    assert command(capsys, "flush", "--timeout", "2")[0] == 3
+    status, findings = found(capsys)
+    level, said = only(findings, "token")
+    assert (status, level) == (69, "failure")
+    assert "none is set" in said
+
+
+def test_the_token_is_the_daemons_own(state, relay, capsys, monkeypatch):
+    """Named where `serve` was started: what the relay says to that one counts, not that none is set here."""
+    monkeypatch.delenv("OUTBOX_RELAY_TOKEN")
+    with DaemonProcess(state.path, relay.url, {"relay.token": "tok-of-nobody-0123456789"}):
+        wait_for(lambda: status_report(state)["relay"]["reason"] == "unauthorized")
+        status, findings = found(capsys)
+    level, said = only(findings, "token")
+    assert (status, level) == (69, "failure")
+    assert "The relay refused the token (the configured token)" in said
+    assert only(findings, "delivery")[1].startswith("1 agent is held back: builder (unauthorized).")
+
+
+def test_a_relay_that_answers_health_and_takes_no_event(state, relay, capsys):
+    """Who is held back is told, with where to read more: all is not well."""
+    relay.add_faults({"match": {"method": "POST"}, "action": {"status": 503}})
+    with DaemonProcess(state.path, relay.url, {"relay.token": TOKEN}):
+        wait_for(lambda: status_report(state)["relay"]["gate"] == "closed")
+        status, findings = found(capsys)
+    level, said = only(findings, "delivery")
+    assert (status, level) == (0, "warning")
+    assert said == "1 agent is held back: builder (busy). For what, and what to do: outbox why builder"
 
 
 def test_something_that_is_no_relay(state, capsys, monkeypatch):
