@@ -44,11 +44,14 @@ class Lookout:
             changed = self._watch.changed()
         except StoreError:  # the daemon says so itself
             return alarms
-        again, self._again = self._again, set()
+        present = set(self._watch.paths)
+        again, self._again = self._again & present, set()
         for path in dict.fromkeys((*changed, *again)):
             alarms += self._look_at(path, now_ms)
-        for gone in self._known.keys() - set(self._watch.paths):
+        for gone in self._known.keys() - present:
             del self._known[gone], self._seen[gone]
+        for gone in self._faults.keys() - present:
+            del self._faults[gone]
         return alarms + self._stuck(settings, now_ms)
 
     def _look_at(self, path: Path, now_ms: int) -> list[Alarm]:

@@ -81,7 +81,6 @@ class Notifier:
         self._lookout = Lookout(state)
         self._settings = Settings()
         self._targets: list[Target] = []
-        self._given: list[Alarm] = []
         self._mutex = threading.Lock()
         self._wake = threading.Event()
         self._over = False
@@ -99,13 +98,6 @@ class Notifier:
                 self._thread.start()
         self._wake.set()
 
-    def alarm(self, alarm: Alarm) -> None:
-        """Tell of something that the daemon found by itself."""
-        with self._mutex:
-            self._given.append(alarm)
-            del self._given[_MOST_ALARMS:]
-        self._wake.set()
-
     def stop(self) -> None:
         """No more calls; one that is under way is left to itself after a second."""
         self._over = True
@@ -117,16 +109,15 @@ class Notifier:
         while not self._over:
             with self._mutex:
                 settings, targets = self._settings, self._targets
-                given, self._given = self._given, []
             try:
-                self._tell(given, settings, targets)
+                self._tell(settings, targets)
             except Exception as error:  # noqa: BLE001 - nothing that goes wrong here may end the telling
                 self._log("notify_failed", {"level": "error", "by": "lookout", "detail": repr(error)})
             self._wake.wait(_pause_s(settings.notify))
             self._wake.clear()
 
-    def _tell(self, given: list[Alarm], settings: Settings, targets: list[Target]) -> None:
-        alarms = given + (self._lookout.look(settings) if targets else [])
+    def _tell(self, settings: Settings, targets: list[Target]) -> None:
+        alarms = self._lookout.look(settings) if targets else []
         for target in targets:
             target.add(alarms)
             target.turn(settings.notify.min_interval_s, self._about, self._log)

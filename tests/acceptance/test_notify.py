@@ -15,6 +15,7 @@ from processes import DaemonProcess, outbox_command, status_of, wait_for
 from outbox import Outbox
 from outbox.daemon import notify, notify_call
 from outbox.daemon.alarms import Alarm, Known, Look, message, news
+from outbox.daemon.lookout import Lookout
 from outbox.daemon.notify import Notifier, Target
 from outbox.settings import load
 from outbox.store.directory import StateDirectory
@@ -380,15 +381,49 @@ def test_trouble_of_its_own_does_not_end_it(state, monkeypatch):
     def look(_settings):
         for error in broken:
             raise error
-        return []
+        return [alarm()]
 
     monkeypatch.setattr(notifier._lookout, "look", look)
     monkeypatch.setattr(notify, "_targets", lambda _: [Target("command", lambda _body: told.set() or "")])
     notifier.use(load({"notify.command": "true", "notify.min_interval_s": 0.1}, environ={}))
-    wait_for(lambda: "notify_failed" in said)
-    notifier.alarm(alarm())
-    assert told.wait(10)
+    assert told.wait(60)
+    assert "notify_failed" in said
     notifier.stop()
+
+
+def test_a_file_that_went_before_it_was_opened_is_not_looked_for_again(state, monkeypatch):
+    """An agent that is done for good leaves nothing to be opened at every look from then on."""
+    put(state, "builder", 0)
+    directory = StateDirectory(state)
+    lookout, settings = Lookout(directory), load({}, environ={})
+    changed = lookout._watch.changed
+
+    def changed_and_gone():
+        found = changed()
+        for path in found:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(lookout._watch, "changed", changed_and_gone)
+    for _ in range(2):
+        assert lookout.look(settings) == []
+    assert not lookout._again
+
+
+def test_a_fault_that_comes_again_is_told_again(state):
+    """Once for each: a damaged file that was removed says nothing of the next one of that name."""
+    put(state, "builder", 0)
+    directory = StateDirectory(state)
+    lookout, settings = Lookout(directory), load({}, environ={})
+    (path,) = directory.outbox_files()
+    for _ in range(2):
+        path.write_bytes(b"no database" * 1_000)
+        for beside in ("-wal", "-shm"):
+            path.with_name(path.name + beside).unlink(missing_ok=True)
+        assert [alarm.alarm for alarm in lookout.look(settings)] == ["damaged_file"]
+        assert lookout.look(settings) == []
+        path.unlink()
+        assert lookout.look(settings) == []
 
 
 def test_nobody_to_tell_costs_no_thread(state):
