@@ -23,7 +23,6 @@ from relay_client.mcp_era import (
     REFUSALS,
     UNSUPPORTED_VERSION,
 )
-from relay_client.mcp_era import speaks_other_era as speaks_other_era  # noqa: PLC0414 - read by callers from here
 from relay_client.problem import (
     NOT_JSON,
     REFUSAL_CODES,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PROTOCOL_VERSION = "2026-07-28"
-SESSION_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # the first one is offered
+SESSION_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
 KEY_FIELD = "relay-outbox/idempotencyKey"
 ACCEPT = "application/json, text/event-stream"
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from outbox.capture.mcp_message import Message, plain, within
 from outbox.json_text import last_values, quoted, text_value, with_members
-from relay_client.mcp import ACCEPT, PROTOCOL_VERSION, encode_name
+from relay_client.mcp import ACCEPT, PROTOCOL_VERSION, SESSION_VERSIONS, encode_name
 
-SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-LATEST_SESSION_VERSION = SESSION_VERSIONS[-1]
+LATEST_SESSION_VERSION = SESSION_VERSIONS[0]
 
 VERSION_FIELD = "io.modelcontextprotocol/protocolVersion"
 _INFO_FIELD = "io.modelcontextprotocol/clientInfo"
