@@ -105,9 +105,9 @@ class Pump:
             self._settler.serve(box.agent)
             box.become_sender()
             self._is_sender = self._lost_track = True
-            if self._d.rules is not None:
-                box.set_rules(*self._d.rules)
             self._settler.wait.restore(read_status(box), self._d.max_retry_after_ms)
+            if self._d.rules is not None:  # what cannot be written is not waited for: sending makes room
+                box.set_rules(*self._d.rules)
         self._settler.write_rest(box)
         if self._lost_track:
             for seq in recover(box, now_ms=self._d.clock.wall_ms()):

@@ -6,6 +6,8 @@ import pytest
 from world import MINUTE_MS, World, answer
 
 from outbox.delivery import pump
+from outbox.errors import StoreFull
+from outbox.store.file import OutboxFile
 
 
 @pytest.fixture
@@ -78,3 +80,20 @@ def test_wake_ups_during_a_long_wait_take_no_room(world):
     world.relay.behave = lambda _request: None
     world.run(61 * MINUTE_MS)
     assert world.numbers("builder") == [0]
+
+
+def test_a_wait_that_was_asked_for_outlasts_a_restart_on_a_full_disk(world, monkeypatch):
+    """Rules that cannot be written at the start keep nobody from remembering what the relay asked for."""
+    world.relay.behave = lambda _request: answer(409, {"code": "in_progress"}, retry_after="600")
+    world.enqueue("builder", 1)
+    world.run(1)
+    set_rules = OutboxFile.set_rules
+
+    def full_once(box, *rules):
+        monkeypatch.setattr(OutboxFile, "set_rules", set_rules)
+        raise StoreFull("made up: the disk is full")
+
+    monkeypatch.setattr(OutboxFile, "set_rules", full_once)
+    world.restart()
+    world.run(9 * MINUTE_MS)
+    assert len(world.relay.requests) == 1
