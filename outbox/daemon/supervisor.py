@@ -472,11 +472,17 @@ class Daemon:
         self.engine.nudge()
 
     def _with_each(self, agent: str | None, act: Callable[[OutboxFile], object]) -> int:
-        paths = self._paths(agent)
+        """How many there are; raises StoreError for one that cannot be used, after all the others."""
+        paths, trouble = self._paths(agent), None
         for path in paths:
-            with self.engine.delivery.files.borrow(path) as box:
-                act(box)
+            try:
+                with self.engine.delivery.files.borrow(path) as box:
+                    act(box)
+            except StoreError as error:
+                trouble = error
             self.engine.forget_wait(path)
+        if trouble is not None:
+            raise trouble
         return len(paths)
 
     def _paths(self, agent: str | None) -> list[Path]:

@@ -23,7 +23,13 @@ from processes import (
 )
 
 from outbox import Outbox
+from outbox.daemon.compose import build_engine
+from outbox.daemon.flush import dismiss
+from outbox.daemon.supervisor import Daemon
+from outbox.errors import StoreDamaged
+from outbox.settings import load
 from outbox.store.directory import StateDirectory
+from outbox.store.people import is_paused
 from outbox.store.place import running_daemon
 from outbox.store.relay_state import read_facts
 from relay_client.reference.process import RelayProcess
@@ -210,6 +216,26 @@ def test_a_second_daemon_ends_at_once(state, relay, nobody):
         first.start()
         wait_for(lambda: numbers(relay) == [0, 1, 2])
     assert all(event["timesSeen"] == 1 for event in relay.events())
+
+
+def test_a_file_that_is_damaged_keeps_no_other_agent_from_being_paused(state):
+    """To pause all reaches all that it can reach, and says what it could not."""
+    for agent in ("a", "b", "c"):
+        put(state, agent, 0)
+    directory = StateDirectory(state)
+    damaged, *others = directory.outbox_files()
+    damaged.write_bytes(b"no database" * 1_000)
+    settings = load({"relay.url": "http://127.0.0.1:9"}, environ={}, config_path=None)
+    daemon = Daemon(settings, directory, lambda: settings, "0", lambda _event, _fields: None)
+    daemon.engine = build_engine(settings, directory)
+    try:
+        with pytest.raises(StoreDamaged):
+            daemon.pause(None)
+        for path in others:
+            with daemon.engine.delivery.files.borrow(path) as box:
+                assert is_paused(box)
+    finally:
+        dismiss(daemon.engine, 0)
 
 
 # Reload ----------------------------------------------------------------------------------------------------
