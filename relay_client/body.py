@@ -65,14 +65,14 @@ def unpacked(chunks: Iterable[bytes], encoding: str) -> Iterable[bytes]:
 
 
 def _inflated(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    unpacker, is_empty = zlib.decompressobj(_GZIP_OR_ZLIB), True
     try:
         for chunk in chunks:
-            packed = chunk
+            packed, is_empty = chunk, is_empty and not chunk
             while packed and not unpacker.eof:
                 yield unpacker.decompress(packed, _PIECE_BYTES)
                 packed = unpacker.unconsumed_tail
     except zlib.error as error:
         raise DamagedBody(str(error)) from error
-    if not unpacker.eof:
+    if not (unpacker.eof or is_empty):  # nothing at all is an empty body, whatever it is said to be
         raise DamagedBody("it ends too early")

@@ -161,6 +161,16 @@ def test_an_answer_packed_unasked_is_unpacked(connect, post, coding):
         assert post(connect(f"http://127.0.0.1:{server.port}")).body == b'{"ok":true}'
 
 
+def test_an_empty_answer_is_empty_whatever_it_is_said_to_be_packed_with(connect, post):
+    """A relay may name a coding for nothing at all, as beside a 204: the event is stored, and not lost."""
+    for response in (
+        http_response(200, b"", "content-encoding: gzip"),
+        b"HTTP/1.1 204 No Content\r\ncontent-encoding: gzip\r\n\r\n",
+    ):
+        with thread_server(always(response)) as server:
+            assert meaning(post(connect(f"http://127.0.0.1:{server.port}"))) is Sort.ACCEPTED
+
+
 @pytest.mark.parametrize("body", [b"no gzip", gzip.compress(b"x" * 500)[:-9]], ids=["noise", "cut"])
 def test_a_damaged_packed_answer_is_lost(connect, post, body):
     """Half of it is not an answer."""
