@@ -14,13 +14,14 @@ from outbox.setting_keys import KEYS
 from outbox.setting_types import Token
 
 TIMEOUT_S = 10.0
+_ENDS_WITHIN_S = 5.0
 
 
 def run_command(words: tuple[str, ...], body: bytes, timeout_s: float = TIMEOUT_S) -> str:
     """Run a program with `body` on stdin, in a session of its own; why it did not take it, "" when it did.
 
     It did not when it cannot be started, ends with another status than 0, or takes too long: then it is
-    killed, with what it started.
+    killed, with what it started. One that took another user (sudo) cannot be, and is left behind.
     """
     silent = subprocess.DEVNULL
     try:
@@ -34,14 +35,24 @@ def run_command(words: tuple[str, ...], body: bytes, timeout_s: float = TIMEOUT_
         )
     except OSError as error:
         return f"{words[0]} cannot be started: {error.strerror}"
-    with process:
-        try:
-            process.communicate(body, timeout_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            return f"{words[0]} took longer than {timeout_s:g} s and was ended"
+    try:
+        process.communicate(body, timeout_s)
+    except subprocess.TimeoutExpired:
+        what_then = "was ended" if _is_ended(process) else "cannot be ended by us"
+        return f"{words[0]} took longer than {timeout_s:g} s and {what_then}"
     return f"{words[0]} ended with status {process.returncode}" if process.returncode else ""
+
+
+def _is_ended(process: subprocess.Popen[bytes]) -> bool:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdin is not None  # noqa: S101 - it was asked for
+    process.stdin.close()
+    try:
+        process.wait(_ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _environment() -> dict[str, str]:

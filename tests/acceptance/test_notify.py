@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 
@@ -234,6 +235,33 @@ def test_a_command_that_hangs_costs_nothing(state, tmp_path):
             wait_for(lambda: len(relay.events()) == 20)
             assert daemon.stop(timeout_s=10) == 0
         os.kill(int(marker.read_text("ascii")), 9)
+
+
+def test_a_command_that_cannot_be_ended_is_left_behind(monkeypatch):
+    """One that became another user (sudo) is not ours to kill: nobody waits for it, and it is said."""
+    started = []
+
+    class Kept(subprocess.Popen):
+        """Remembered, so that the test can end it."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            started.append(self)
+
+    def refuse(_group, _number):
+        raise PermissionError
+
+    monkeypatch.setattr(notify_call.subprocess, "Popen", Kept)
+    monkeypatch.setattr(notify_call.os, "killpg", refuse)
+    monkeypatch.setattr(notify_call, "_ENDS_WITHIN_S", 0.1)
+    try:
+        trouble = notify_call.run_command(("sleep", "60"), b"{}", 0.1)
+        assert started[0].poll() is None
+        assert trouble == "sleep took longer than 0.1 s and cannot be ended by us"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_a_command_that_fails_is_logged_once(state):
