@@ -12,6 +12,7 @@ from outbox.store.damage import damages
 
 AGENTS = ("agent-a", "agent-b", "agent-c")
 PAGE = 4096
+POINTERS = 5  # how a page of a table begins that names other pages (sqlite.org/fileformat2.html)
 OWN_PAGE = 2  # counted from 0: where the row stands that says whose file it is
 FIRST, LATER, AFTER = 30, 25, 3  # events handed over: copied into the main file, in the log, after the damage
 DELIVERED, REFUSED = 6, 7  # how many of the first have arrived; the one that is a dead letter
@@ -87,13 +88,16 @@ class Damaged:
         """Some bytes, or one bit, are others."""
         path = self._any_file(victim)
         data = bytearray(path.read_bytes())
-        named = _names_in_own_row(data)
+        told = _told_of_itself(data)
         for _ in range(self.chance.choice([1, 1, 5, 100])):
             if data:
-                data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
+                at = self.chance.randrange(len(data))
+                data[at] ^= 1 << self.chance.randrange(8)
+                if path == self.files[victim] and data[at - at % PAGE] == POINTERS:
+                    self.misplaced.add(victim)
         path.write_bytes(data)
-        if path == self.files[victim]:  # it may be taken for agent-q's file under a wrong name
-            self.may_be_refused |= _names_in_own_row(data) != named
+        if path == self.files[victim]:  # it may say that it is agent-q's, or a newer release's
+            self.may_be_refused |= _told_of_itself(data) != told
         self._note("flip", path.name, victims=[victim])
 
     def zero(self, victim, _other):
@@ -214,9 +218,10 @@ class Damaged:
         self._note("noise in", path.name, victims=[])
 
 
-def _names_in_own_row(data):
-    """How often an agent's name stands there."""
-    return sum(data[OWN_PAGE * PAGE :][:PAGE].count(agent.encode()) for agent in AGENTS)
+def _told_of_itself(data):
+    """How often an agent's name stands in its own row; the number of its format."""
+    own_page = data[OWN_PAGE * PAGE :][:PAGE]
+    return sum(own_page.count(agent.encode()) for agent in AGENTS), data[60:64]
 
 
 class Aftermath:
