@@ -101,8 +101,7 @@ class BatchEvents:
             self._grouping.grow()
             if done:
                 return self._end(sending, taken, progress)
-            saved = Release(row.seq, sent=True, attempts=0, progress=progress.encode())
-            return settler.finish(sending.box, taken, [saved], None)
+            return settler.part_done(sending.box, taken, progress.encode())
         attempts = row.attempts + held.verdict.counts
         if self._d.flushing and held.verdict.counts:
             settler.counted_in_flush.add(row.seq)

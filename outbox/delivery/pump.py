@@ -19,7 +19,7 @@ from outbox.delivery.rate import RATE, Place
 from outbox.delivery.settling import Sending, Settler
 from outbox.delivery.shared import Again, AtGate, Delivery, Sleep, Turn
 from outbox.delivery.tokens import NoTokenNow
-from outbox.outcome import Reason, Release
+from outbox.outcome import Reason
 from outbox.store.file import OutboxFile
 from outbox.store.inspect import read_status
 from outbox.store.people import is_paused
@@ -309,5 +309,4 @@ class Pump:
         generation = progress.generation if reading.generation is None else reading.generation
         saved = ArchiveProgress(progress.chunks + 1, generation).encode()
         self._settler.report(sending, self._settler.judge(sending, reading), reading)
-        release = Release(row.seq, sent=True, attempts=0, progress=saved)
-        return self._settler.finish(box, taken, [release], None)
+        return self._settler.part_done(box, taken, saved)

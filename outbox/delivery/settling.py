@@ -167,6 +167,12 @@ class Settler:
         bury = Bury(row.seq, reason, row.attempts, trouble, row.progress, sent=False)
         return self.finish(box, taken, [bury], None)
 
+    def part_done(self, box: OutboxFile, taken: Claim, progress: str) -> Turn:
+        """A part of the event is through: attempts and evidence begin anew for the next one."""
+        self.witness.forget()
+        release = Release(taken.rows[0].seq, sent=True, attempts=0, progress=progress)
+        return self.finish(box, taken, [release], None)
+
     def finish(self, box: OutboxFile, taken: Claim, settlements: list[Settlement], held: Held | None) -> Turn:
         """Decide when this agent goes on, and write it all down."""
         if held is None:

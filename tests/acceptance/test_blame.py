@@ -119,6 +119,28 @@ def test_a_batch_event_whose_path_is_missing_is_said_to_have_none(tmp_path):
         assert [letter.reason for letter in world.dead()] == ["no_endpoint"]
 
 
+@pytest.mark.parametrize("parts", ["chunks", "messages"])
+def test_an_events_own_first_part_is_no_evidence_against_its_second(tmp_path, parts):
+    """The relay took a part of the event and fails then, also at health: its trouble, and no attempt."""
+    seen = []
+
+    def behave(request):
+        seen.append(request)
+        return answer(500) if len(seen) > 1 else None
+
+    with World(tmp_path, behave=behave, health=lambda: 500, delivery__batch_max_items=2) as world:
+        if parts == "chunks":
+            fields = {"agentId": "builder", "segment": "s", "text": "x" * 100_000}
+            world.enqueue("builder", 1, kind="continuation-archive", **fields)
+        else:
+            messages = [{"from": "builder", "to": "lead", "kind": "note", "body": "x"}] * 4
+            world.enqueue("builder", 1, kind="session-message-batch", messages=messages)
+        world.run(1)
+        assert len(seen) == 2
+        assert world.attempts() == 0
+        assert world.engine.delivery.gate.relay.reason == "failed"
+
+
 def test_a_relay_without_an_insight_path(tmp_path):
     """Insights end as dead letters (no_endpoint), the messages around them flow."""
 
