@@ -102,6 +102,8 @@ class BatchEvents:
             if done:
                 return self._end(sending, taken, progress)
             return settler.part_done(sending.box, taken, progress.encode())
+        if others:
+            settler.witness.note(sending.path)
         attempts = row.attempts + held.verdict.counts
         if self._d.flushing and held.verdict.counts:
             settler.counted_in_flush.add(row.seq)

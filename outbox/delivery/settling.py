@@ -80,6 +80,8 @@ class Settler:
             settlements.append(settlement)
             held = held or stays
         self._report_accepted(sending, accepted)
+        if others and held:
+            self.witness.note(sending.path)
         return self.finish(sending.box, taken, settlements, held)
 
     def series(

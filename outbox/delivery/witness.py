@@ -19,13 +19,18 @@ class Witness:
         self._elsewhere: int | None = None
 
     def forget(self) -> None:
-        """Another event is the head."""
+        """Another event is the head, or another part of it goes next."""
         self._accepts = self._elsewhere = None
 
     def note_sending(self, path: str) -> None:
         """The head goes out for the first time: only what is accepted from now on is evidence."""
         if self._accepts is None:
-            self._note(path)
+            self.note(path)
+
+    def note(self, path: str) -> None:
+        """What was accepted by now is no evidence at the next attempt."""
+        self._accepts = self._d.gate.accept_count(self._d.tokens.evidence(self.agent))
+        self._elsewhere = self._d.gate.other_path_count(path)
 
     def proves(self, reading: Reading, path: str) -> bool:
         """Whether the relay provably works, so that this answer is the event's own fault.
@@ -36,7 +41,7 @@ class Witness:
         if wanted is Evidence.NONE:
             return False
         before, before_elsewhere = self._accepts or 0, self._elsewhere or 0
-        self._note(path)
+        self.note(path)
         if reading.sort is Sort.NO_ENDPOINT:
             proven = (self._elsewhere or 0) > before_elsewhere
         else:
@@ -44,7 +49,3 @@ class Witness:
         if proven or wanted is Evidence.ACCEPTANCE:
             return proven
         return not self._d.gate.verdict_wait_ms(path, Reason.EXHAUSTED) and self._d.healthy()
-
-    def _note(self, path: str) -> None:
-        self._accepts = self._d.gate.accept_count(self._d.tokens.evidence(self.agent))
-        self._elsewhere = self._d.gate.other_path_count(path)

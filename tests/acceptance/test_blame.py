@@ -141,6 +141,30 @@ def test_an_events_own_first_part_is_no_evidence_against_its_second(tmp_path, pa
         assert world.engine.delivery.gate.relay.reason == "failed"
 
 
+@pytest.mark.parametrize("kind", ["session-message", "session-message-batch"])
+def test_what_a_request_brought_is_evidence_once(tmp_path, kind):
+    """The others of its request show that a message is to blame for this attempt, not for the next one."""
+
+    def behave(request):
+        if request.path.endswith("/batch"):
+            first = request.messages[0]
+            return world.relay.accept(request, items=lambda one: (500, "x") if one is first else None)
+        return answer(500)
+
+    with World(tmp_path, behave=behave, health=lambda: 500) as world:
+        if kind == "session-message":
+            world.enqueue("builder", 3)
+        else:
+            messages = [{"from": "builder", "to": "lead", "kind": "note", "body": "x"}] * 3
+            world.enqueue("builder", 1, kind=kind, messages=messages)
+        world.run(1)
+        assert world.attempts() == 1
+        world.run(until=lambda: len(world.relay.requests) > 1)
+        world.run(1)
+        assert world.attempts() == 1
+        assert world.engine.delivery.gate.relay.reason == "failed"
+
+
 def test_a_relay_without_an_insight_path(tmp_path):
     """Insights end as dead letters (no_endpoint), the messages around them flow."""
 
