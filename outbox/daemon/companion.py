@@ -87,9 +87,10 @@ class Companion(Daemon):
     def _look(self) -> None:
         next_poll = next_care = 0.0
         while not self._over.wait(min(_LOOK_EVERY_S, self.settings.daemon.poll_interval_s)):
-            self._serve_if_asked()
+            with contextlib.suppress(OutboxError, OSError):  # whoever calls is served at the next look
+                self._serve_if_asked()
             now = time.monotonic()
-            with contextlib.suppress(OutboxError):  # the next look tells
+            with contextlib.suppress(OutboxError, OSError):  # the next look tells
                 self._scan()
                 if now >= next_poll:
                     next_poll = now + self.settings.daemon.poll_interval_s
@@ -103,8 +104,9 @@ class Companion(Daemon):
         if self._server is None and select.select([self._listening], [], [], 0)[0]:
             from outbox.api.server import LocalServer  # noqa: PLC0415 - see above
 
-            self._server = LocalServer(self, self.socket_path, [self._listening])
-            self._server.start()
+            server = LocalServer(self, self.socket_path, [self._listening])
+            server.start()
+            self._server = server
 
     def last_flush(self, timeout_s: float, enough: Callable[[], bool]) -> FlushReport:
         """Send what waits until the deadline, or until `enough`."""

@@ -1,12 +1,14 @@
 """The flush, as command and from host programs: with a daemon, without one, and with one that dies."""
 
 import contextlib
+import errno
 import json
 import select
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -327,6 +329,26 @@ def test_the_end_of_another_flush_takes_no_deadline_from_the_last_one(state, tmp
 
             companion.last_flush(60, look)
     assert seen == [(True, True)]
+
+
+def test_a_sidecar_that_cannot_serve_a_caller_goes_on_looking(state, relay, tmp_path, monkeypatch):
+    """No descriptor is free for a caller: what hooks write into the file is found and sent all the same."""
+    settings = load({"relay.url": relay.url, "relay.token": TOKEN}, environ={}, config_path=None)
+    refused = threading.Event()
+
+    def refuse(_companion):
+        refused.set()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(Companion, "_serve_if_asked", refuse)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "sidecar.sock"))
+        listening.listen()
+        directory = StateDirectory(state).create(allow_network_fs=True)
+        with Companion(settings, directory, "builder", "test", listening).running():
+            assert refused.wait(60)
+            put(state, "builder", 0)
+            wait_for(lambda: numbers(relay) == [0])
 
 
 def test_the_daemon_dies_during_a_flush(state, relay):
