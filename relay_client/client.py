@@ -110,7 +110,7 @@ class RelayClient:
         fields = [("Content-Type", "application/json"), ("Accept", "application/json")]
         fields += self._credentials(token) + self._delivery(key, origin)
         request = self._request("POST", path, fields, body)
-        return self._ask(request, _given(timeout_ms, self._request_timeout_ms), deadline, token=token)
+        return self._ask(request, timeout_ms, deadline, token=token)
 
     def call_tool(
         self,
@@ -140,7 +140,7 @@ class RelayClient:
         else:
             body = mcp.session_call_body(params, request_id=request_id, key=key)
             fields = mcp.session_fields(session)
-        timeout_ms = _given(timeout_ms, self._mcp_timeout_ms)
+        timeout_ms = self._mcp_timeout_ms if timeout_ms is None else timeout_ms
         fields += self._delivery(key, origin)
         return self._ask_mcp(body, fields, request_id, token=token, timeout_ms=timeout_ms, deadline=deadline)
 
@@ -157,7 +157,6 @@ class RelayClient:
         request_id = request_id or self._new_id()
         body = mcp.tools_list_body(request_id=request_id, version=VERSION, cursor=cursor)
         fields = mcp.request_fields("tools/list")
-        timeout_ms = _given(timeout_ms, self._request_timeout_ms)
         return self._ask_mcp(body, fields, request_id, token=token, timeout_ms=timeout_ms, deadline=deadline)
 
     def initialize(
@@ -167,7 +166,6 @@ class RelayClient:
         request_id = self._new_id()
         body = mcp.initialize_body(request_id=request_id, version=VERSION)
         fields = mcp.session_fields(None)
-        timeout_ms = _given(timeout_ms, self._request_timeout_ms)
         return self._ask_mcp(body, fields, request_id, token=token, timeout_ms=timeout_ms, deadline=deadline)
 
     def confirm_session(
@@ -180,7 +178,6 @@ class RelayClient:
     ) -> Answer:
         """Say `notifications/initialized`: the session may be used once this is answered with a 2xx."""
         fields = mcp.session_fields(session)
-        timeout_ms = _given(timeout_ms, self._request_timeout_ms)
         body = mcp.initialized_body()
         return self._ask_mcp(body, fields, None, token=token, timeout_ms=timeout_ms, deadline=deadline)
 
@@ -196,12 +193,12 @@ class RelayClient:
         fields = [*mcp.session_fields(session), *self._credentials(token)]
         request = self._request("DELETE", self._paths["mcp"], fields)
         request.extensions["fresh"] = True
-        return self._ask(request, _given(timeout_ms, self._request_timeout_ms), deadline, token=token)
+        return self._ask(request, timeout_ms, deadline, token=token)
 
     def health(self, *, timeout_ms: int | None = None, deadline: float | None = None) -> Answer:
         """Ask whether the relay works; without a token."""
         request = self._request("GET", self._paths["health"], [("Accept", "application/json")])
-        return self._ask(request, _given(timeout_ms, self._request_timeout_ms), deadline)
+        return self._ask(request, timeout_ms, deadline)
 
     def spec(
         self, *, token: str | None = None, timeout_ms: int | None = None, deadline: float | None = None
@@ -209,7 +206,7 @@ class RelayClient:
         """Ask for the relay's OpenAPI document."""
         fields = [("Accept", "application/json"), *self._credentials(token)]
         request = self._request("GET", self._paths["spec"], fields)
-        return self._ask(request, _given(timeout_ms, self._request_timeout_ms), deadline, token=token)
+        return self._ask(request, timeout_ms, deadline, token=token)
 
     def abort(self) -> None:
         """End all requests under way at once, from any thread and for good: later ones are STOPPED too."""
@@ -233,7 +230,7 @@ class RelayClient:
         request_id: str | None,
         *,
         token: str | None,
-        timeout_ms: int,
+        timeout_ms: int | None,
         deadline: float | None,
     ) -> Answer:
         fields = [("Content-Type", "application/json"), *fields, *self._credentials(token)]
@@ -273,14 +270,14 @@ class RelayClient:
     def _ask(
         self,
         request: httpx.Request,
-        timeout_ms: int,
+        timeout_ms: int | None,
         deadline: float | None,
         *,
         token: str | None = None,
         read: Read | None = None,
     ) -> Answer:
         began = time.monotonic()
-        until = began + timeout_ms / 1000
+        until = began + (self._request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         ours = deadline is not None and deadline < until
         request.extensions["deadline"] = deadline if ours else until
         if self._aborted or (deadline is not None and deadline <= began):
@@ -306,10 +303,6 @@ class RelayClient:
             cut=cut,
             elapsed_ms=_ms_since(began),
         )
-
-
-def _given(timeout_ms: int | None, usual_ms: int) -> int:
-    return usual_ms if timeout_ms is None else timeout_ms
 
 
 def _read_whole(status: int, _headers: Mapping[str, str], chunks: Iterable[bytes]) -> tuple[bytes, bool]:
