@@ -235,11 +235,11 @@ class Gate:
             return sum(facts.accepts for name, facts in self._paths.items() if name != path)
 
     def ask_health(self, ask: Callable[[], bool]) -> bool:
-        """Whether the relay answers health; asked at most once a second, by one thread at a time."""
+        """Whether the relay answers health; asked by one thread, whose answer is good for a second."""
         with self._health_mutex:
-            now = self._clock.monotonic_ms()
-            if self._health is None or now - self._health[0] >= _HEALTH_FRESH_MS:
-                self._health = (now, ask())
+            if self._health is None or self._clock.monotonic_ms() - self._health[0] >= _HEALTH_FRESH_MS:
+                works = ask()
+                self._health = (self._clock.monotonic_ms(), works)
             return self._health[1]
 
     def proven_by_health(self) -> None:

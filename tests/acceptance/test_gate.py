@@ -68,3 +68,21 @@ def test_tokens_of_long_ago_are_forgotten(tmp_path):
     assert len(known) <= 49
     assert min(at_ms for moments in known.values() for at_ms in moments) > first + 4 * DAY_MS
     gate.close_state()
+
+
+def test_an_answer_about_health_is_shared_however_long_it_took(tmp_path):
+    """Whoever waited for it does not ask again: many agents at a relay that hangs wait once, not in turn."""
+    clock, asked = TestClock(), []
+    gate = gate_on(RelayState(tmp_path / "relay.sqlite"), clock)
+
+    def hang():
+        asked.append(clock.now_ms)
+        clock.now_ms += 30_000
+        return False
+
+    assert [gate.ask_health(hang) for _ in range(3)] == [False] * 3
+    assert len(asked) == 1
+    clock.now_ms += 1_000
+    assert not gate.ask_health(hang)
+    assert len(asked) == 2
+    gate.close_state()
