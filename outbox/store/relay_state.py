@@ -1,6 +1,6 @@
 """STATE/relay.sqlite: what is known of the relay, kept over restarts and shared with every flush.
 
-Facts are small JSON objects by name; losing the file costs time, never an event.
+Facts are small JSON objects (one is a text) by name; losing the file costs time, never an event.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 import apsw
 
 from outbox.store.directory import StateDirectory, put_aside
+from outbox.store.fact_fields import sound_fact
 
 _BUSY_TIMEOUT_MS = 2_000
-_UNREADABLE = (apsw.NotADBError, apsw.CorruptError, apsw.FormatError)
+_UNREADABLE = (apsw.NotADBError, apsw.CorruptError, apsw.FormatError, apsw.SQLError)
 _CREATE = "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
+_IS_OURS = "SELECT 1 FROM sqlite_schema WHERE name = 'facts' AND sql = ?"
 _READ = "SELECT CAST(name AS BLOB), CAST(value AS BLOB) FROM facts"
 _PUT = "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM facts WHERE name = ?"
@@ -38,11 +40,9 @@ class RelayState:
         try:
             self._db = _open(path)
         except _UNREADABLE:
-            sides = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", ""))
-            put_aside(StateDirectory(path.parent), (side for side in sides if os.path.lexists(side)))
-            self._db = _open(path)
+            self._db = _opened_anew(path)
         except (apsw.Error, OSError):
-            self._db = _prepared(apsw.Connection(":memory:"))
+            self._db = _in_memory()
 
     def read(self) -> dict[str, Any]:
         """Every fact; one that cannot be read is left out."""
@@ -86,6 +86,19 @@ def _open(path: Path) -> apsw.Connection:
     return _prepared(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE))
 
 
+def _opened_anew(path: Path) -> apsw.Connection:
+    sides = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", ""))
+    try:
+        put_aside(StateDirectory(path.parent), (side for side in sides if os.path.lexists(side)))
+        return _open(path)
+    except (apsw.Error, OSError):
+        return _in_memory()
+
+
+def _in_memory() -> apsw.Connection:
+    return _prepared(apsw.Connection(":memory:"))
+
+
 def _prepared(connection: apsw.Connection) -> apsw.Connection:
     """Ready for use, and readable from its first page to its last."""
     try:
@@ -93,16 +106,29 @@ def _prepared(connection: apsw.Connection) -> apsw.Connection:
         connection.pragma("journal_mode", "WAL")
         connection.pragma("synchronous", "NORMAL")
         connection.execute(_CREATE)
-        _facts(connection)
+        _require_sound(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
+def _require_sound(connection: apsw.Connection) -> None:
+    """Raises apsw.Error when a byte of it has changed where that counts: later, writing would fail unseen."""
+    is_ours = connection.execute(_IS_OURS, (_CREATE.replace("IF NOT EXISTS ", ""),)).fetchone()
+    verdict = connection.execute("PRAGMA integrity_check(1)").fetchall()
+    if not is_ours or connection.readonly("main") or verdict != [("ok",)]:
+        raise apsw.CorruptError
+
+
 def _facts(connection: apsw.Connection) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    for name, text in connection.execute(_READ):
-        with contextlib.suppress(ValueError):
-            facts[name.decode()] = json.loads(text)
+    for raw_name, text in connection.execute(_READ):
+        if raw_name is None or text is None:  # of a damaged page
+            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            name = raw_name.decode()
+            fact = sound_fact(name, json.loads(text))
+            if fact is not None:
+                facts[name] = fact
     return facts

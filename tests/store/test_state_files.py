@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 import threading
 from pathlib import Path
@@ -120,15 +121,18 @@ def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
 # The relay's facts ------------------------------------------------------------------------------------------
 
 
+GATE = {"reason": "unreachable", "since": 1_790_000_000_000}
+
+
 def test_facts_are_kept(state):
     """Over a new opening, and for who only looks; None removes one."""
     facts = RelayState(state.relay_state)
     facts.write({"gate": {"reason": ""}, "path:/api/x": {"inARow": 1}})
-    facts.write({"path:/api/x": None, "auth": [1]})
+    facts.write({"path:/api/x": None, "auth": {"state": "ok"}})
     facts.close()
-    assert read_facts(state.relay_state) == {"gate": {"reason": ""}, "auth": [1]}
+    assert read_facts(state.relay_state) == {"gate": {"reason": ""}, "auth": {"state": "ok"}}
     again = RelayState(state.relay_state)
-    assert again.read() == {"gate": {"reason": ""}, "auth": [1]}
+    assert again.read() == {"gate": {"reason": ""}, "auth": {"state": "ok"}}
     again.close()
 
 
@@ -138,11 +142,11 @@ def test_an_unreadable_file_of_facts_is_put_aside(state):
         state.relay_state.write_text("no database " * 500, encoding="utf-8")
         facts = RelayState(state.relay_state)
         assert facts.read() == {}
-        facts.write({"gate": 1})
+        facts.write({"gate": GATE})
         facts.close()
     asides = sorted(path.name for path in state.damaged.glob("relay.sqlite.*"))
     assert asides == ["relay.sqlite.1", "relay.sqlite.2"]
-    assert read_facts(state.relay_state) == {"gate": 1}
+    assert read_facts(state.relay_state) == {"gate": GATE}
 
 
 def test_a_damaged_page_of_facts_is_found_at_opening(state):
@@ -161,19 +165,50 @@ def test_a_damaged_page_of_facts_is_found_at_opening(state):
 def test_a_fact_that_cannot_be_read_is_left_out(state):
     """The others count."""
     facts = RelayState(state.relay_state)
-    facts.write({"gate": 1, "auth": 2})
+    facts.write({"gate": GATE, "auth": {"state": "ok"}})
     facts._db.execute("UPDATE facts SET value = '{' WHERE name = 'auth'")
-    assert facts.read() == {"gate": 1}
+    assert facts.read() == {"gate": GATE}
     facts.close()
-    assert read_facts(state.relay_state) == {"gate": 1}
+    assert read_facts(state.relay_state) == {"gate": GATE}
+
+
+def test_fields_of_another_type_are_left_out(state):
+    """Another release may have written them: whoever reads a moment gets a moment, or nothing."""
+    facts = RelayState(state.relay_state)
+    facts.write({"gate": {**GATE, "since": "yesterday", "failures": -1, "nextTryAt": 10**40, "url": ["x"]}})
+    facts.write({"auth": [1], "path:/api/x": {"accepted": 1, "deadEnd": True, "inARow": 2.0}, "token:a": 7})
+    facts._db.execute("INSERT INTO facts VALUES ('deep', ?)", ("[" * 100_000,))
+    assert facts.read() == {"gate": {"reason": "unreachable"}, "path:/api/x": {"deadEnd": True}}
+    facts.close()
+
+
+def test_any_byte_of_the_facts_may_be_wrong(state):
+    """They are read as far as they can be, or put aside; what is learned from then on is kept."""
+    facts = RelayState(state.relay_state)
+    facts.write(
+        {"gate": GATE, "auth": {"state": "ok"}, "instance": "one", "path:/api/messages": {"inARow": 3}}
+    )
+    facts._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    facts.close()
+    sound, rng = state.relay_state.read_bytes(), random.Random(5)
+    for at in (at for at, byte in enumerate(sound) if byte or at < 100):
+        mask = rng.choice([0x01, 0x20, 0x80, 0x55, sound[at] or 0xFF])
+        state.relay_state.write_bytes(sound[:at] + bytes([sound[at] ^ mask]) + sound[at + 1 :])
+        facts = RelayState(state.relay_state)
+        assert isinstance(facts.read(), dict)
+        facts.write({"gate": {"reason": "closed"}})
+        facts.close()
+        assert read_facts(state.relay_state)["gate"] == {"reason": "closed"}, (at, mask)
+        for side in ("-wal", "-shm"):
+            state.relay_state.with_name(f"relay.sqlite{side}").unlink(missing_ok=True)
 
 
 def test_facts_of_no_file_live_in_memory(state):
     """A folder in its place, and a full disk as well: sending goes on."""
     state.relay_state.mkdir()
     facts = RelayState(state.relay_state)
-    facts.write({"gate": 1})
-    assert facts.read() == {"gate": 1}
+    facts.write({"gate": GATE})
+    assert facts.read() == {"gate": GATE}
     facts.close()
     assert state.relay_state.is_dir()
 
@@ -185,7 +220,7 @@ def test_a_locked_file_of_facts_is_not_put_aside(state, monkeypatch):
     other = apsw.Connection(str(state.relay_state))
     other.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; CREATE TABLE t (a)").fetchall()
     facts = RelayState(state.relay_state)
-    facts.write({"gate": 1})
+    facts.write({"gate": GATE})
     facts.close()
     other.close()
     assert not state.damaged.exists()
@@ -195,7 +230,7 @@ def test_trouble_with_the_facts_stops_nothing(state):
     """A disk that is full, or a file that was damaged meanwhile."""
     facts = RelayState(state.relay_state)
     facts._db.execute("CREATE TRIGGER t BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'no'); END")
-    facts.write({"gate": 1})
+    facts.write({"gate": GATE})
     assert facts.read() == {}
     facts.close()
 
