@@ -216,7 +216,7 @@ class Pump:
         if reading is None:
             return None
         if isinstance(reading, Cut):
-            return Sleep(None)
+            return self._settler.after_cut()
         if reading.sort is Sort.NO_ENDPOINT:
             taken = self._claim_head(sending.box)
             return Again() if taken is None else self._settler.each(sending, taken, [reading])

@@ -28,6 +28,7 @@ from outbox.store.row import Row
 from outbox.store.sending import Claim, note_blocked, settle
 from relay_client import Reading, Sort, fingerprint
 
+_AFTER_CUT_MS = 1_000
 WHOLE_ANSWERS = frozenset((Sort.REFUSED, Sort.TOO_LARGE, Sort.CONFLICT, Sort.UNCLEAR_BATCH, Sort.NO_ENDPOINT))
 
 
@@ -105,7 +106,7 @@ class Settler:
         if isinstance(last, Cut):
             settlements.append(Release(row.seq, last.sent, row.attempts, None, row.progress))
             self._write(sending.box, taken, settlements)
-            return Sleep(None)
+            return self.after_cut()
         if through:  # it went as the head, when those before it had been accepted
             self.witness.note_sending(sending.path)
         settlement, held = self._settle_one(sending, row, last)
@@ -159,7 +160,11 @@ class Settler:
             else:
                 settlements.append(Release(row.seq, cut.sent, row.attempts, None, row.progress))
         self._write(sending.box, taken, settlements)
-        return Sleep(None)
+        return self.after_cut()
+
+    def after_cut(self) -> Turn:
+        """Most often all is about to end; where only no connection was free, it goes on soon."""
+        return Sleep(self._d.clock.monotonic_ms() + _AFTER_CUT_MS)
 
     def unsent(self, box: OutboxFile, taken: Claim, reason: Reason, detail: str, path: str) -> Turn:
         """A dead letter without a request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from world import MINUTE_MS, World, answer
 
@@ -97,3 +98,18 @@ def test_a_wait_that_was_asked_for_outlasts_a_restart_on_a_full_disk(world, monk
     world.restart()
     world.run(9 * MINUTE_MS)
     assert len(world.relay.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["session-message", "insight", "mcp-tool-call"])
+def test_an_event_for_which_no_connection_was_free_goes_soon(world, kind):
+    """More workers than connections, and a slow relay: our own shortage holds nothing up for ever."""
+
+    def shortage(_request):
+        world.relay.behave = lambda _request: None
+        raise httpx.PoolTimeout("no connection was free in time")
+
+    world.relay.behave = shortage
+    world.enqueue("builder", 1, kind=kind)
+    world.run(5_000)
+    assert world.statuses()["builder"].waiting == 0
+    assert len(world.relay.keys) == 1
