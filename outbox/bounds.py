@@ -45,15 +45,28 @@ class Bounds(NamedTuple):
     def from_json(cls, rules: Mapping[str, Any]) -> Bounds:
         """The opposite of `to_json`.
 
-        Another release may have written them: unknown names are passed over, missing ones have their default.
+        Another release may have written them: unknown names are passed over; what is missing, or no bound,
+        has its default.
         """
         names = {_camel(name): name for name in cls._fields}
-        return cls(**{names[name]: value for name, value in rules.items() if name in names})
+        return cls(
+            **{
+                names[name]: value
+                for name, value in rules.items()
+                if name in names and _is_bound(names[name], value)
+            }
+        )
 
 
 def fits(events: int, held_bytes: int, size_bytes: int, bounds: Bounds) -> bool:
     """Whether one more event of `size_bytes` goes in beside what is there, as things are."""
     return events < bounds.max_events and held_bytes + size_bytes <= bounds.max_bytes
+
+
+def _is_bound(name: str, value: object) -> bool:
+    if name == "overflow":
+        return isinstance(value, str) and value in {DROP_OLDEST, REFUSE}
+    return (type(value) is int and value >= 0) or (name == "max_age_ms" and value is None)
 
 
 def _camel(name: str) -> str:

@@ -75,7 +75,7 @@ class ControlSocket:
                 return
             try:
                 self._heard.put(_read(connection))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 with contextlib.suppress(OSError):
                     answer = refused("usage", f"This is no announcement: {error}. Nothing was announced.")
                     connection.sendall(json.dumps(answer).encode() + b"\n")

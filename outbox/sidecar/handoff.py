@@ -59,7 +59,7 @@ def _notes_of(folder: Path, agent: str) -> Iterator[Path]:
     except OSError:
         return
     for path in found:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             told = json.loads(path.with_suffix(".json").read_bytes().partition(b"\n")[0])
             if isinstance(told, dict) and told.get("agent") == agent:
                 yield path
@@ -81,7 +81,7 @@ class Notes:
         *lines, self._rest = b"".join(chunks).split(b"\n")
         found = []
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 note = json.loads(line)
                 if isinstance(note, dict):
                     found.append(note)

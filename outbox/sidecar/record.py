@@ -121,7 +121,7 @@ def _told(place: Place) -> Mapping[str, Any] | None:
         if not _is_held(fd):
             return None
         fields = json.loads(os.read(fd, _MOST_BYTES).partition(b"\n")[0])
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(fd)

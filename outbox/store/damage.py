@@ -76,14 +76,24 @@ class Damage:
         return json.dumps({**dataclasses.asdict(self), "detail": self.sentence()}, ensure_ascii=True)
 
 
+_TYPES = {
+    **dict.fromkeys(("agent", "file", "moved_to", "fault"), str),
+    **dict.fromkeys(("at_ms", "queued", "lost", "dead", "dead_lost", "outcome_unknown", "damaged_rows"), int),
+    "counted": bool,
+}
+
+
 def decode(text: str) -> Damage:
     """The opposite of `Damage.encode`; raises ValueError."""
     try:
         raw = json.loads(text)
         fields = {field.name: raw[field.name] for field in dataclasses.fields(Damage)}
-        return Damage(**{**fields, "told_again": tuple(fields["told_again"])})
-    except (TypeError, KeyError) as error:
+        damage = Damage(**{**fields, "told_again": tuple(fields["told_again"])})
+    except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"no report of a damaged file: {error}") from error
+    if [type(fields[name]) for name in _TYPES] != list(_TYPES.values()):
+        raise ValueError("no report of a damaged file: a field has another type")
+    return damage
 
 
 def untold_name(evidence: str) -> str:

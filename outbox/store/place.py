@@ -8,11 +8,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outbox.errors import StoreError, StoreFull, StoreHeld
 from outbox.store.directory import StateDirectory
 from outbox.store.locks import DAEMON_BYTE, owners_lock
 from outbox.store.reserve import keep_reserve
+
+_LAST_MOMENT_MS = 253_402_300_799_999  # of the year 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,16 @@ def running_daemon(state: StateDirectory) -> RunningDaemon | None:
     if not lock.holds(DAEMON_BYTE) and not lock.held_elsewhere(DAEMON_BYTE):
         return None
     try:
-        raw = json.loads(state.daemon_file.read_text("utf-8"))
-        return RunningDaemon(raw["pid"], raw["version"], raw["startedAtMs"], Path(raw["socket"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return _told(json.loads(state.daemon_file.read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return RunningDaemon(0, "", 0, default_socket(state))
+
+
+def _told(raw: Any) -> RunningDaemon:
+    pid, version, started_at_ms = raw["pid"], raw["version"], raw["startedAtMs"]
+    if not (type(pid) is type(started_at_ms) is int and pid > 0 and 0 <= started_at_ms <= _LAST_MOMENT_MS):
+        raise ValueError("no process and no moment")
+    return RunningDaemon(pid, str(version), started_at_ms, Path(raw["socket"]))
 
 
 def take_place(state: StateDirectory, version: str, socket: Path, now_ms: int) -> None:

@@ -27,7 +27,7 @@ class TokenCache:
         """The token and its end (epoch ms) that was given out for the same `inputs`; None without one."""
         try:
             kept = json.loads(self._path(agent).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         if not isinstance(kept, dict) or kept.get("inputs") != inputs:
             return None

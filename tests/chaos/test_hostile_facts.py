@@ -1,4 +1,4 @@
-"""What is known of the relay, as another release or a bad disk may have left it: nobody stumbles over it."""
+"""What the state directory knows besides events, as another release or a bad disk left it."""
 
 import contextlib
 import json
@@ -7,10 +7,16 @@ import random
 import apsw
 import pytest
 from command_line import command, in_process
-from mutations import is_safe, odd_json
+from mutations import hostile, is_safe, odd_json
 from world import HOUR_MS, URL, World
 
+from outbox.bounds import Bounds
+from outbox.event import Limits
+from outbox.store.damage import Damage, decode
+from outbox.store.directory import StateDirectory
+from outbox.store.place import leave_place, take_place
 from outbox.store.relay_state import RelayState
+from outbox.store.rules import decode_rules, encode_rules
 
 WHEN_MS = 1_790_000_000_000
 VALVE = {"reason": "unreachable", "detail": "refused", "since": WHEN_MS, "failures": 3, "nextTryAt": WHEN_MS}
@@ -25,6 +31,12 @@ TOKEN = {
 FACTS = {
     "gate": {"url": URL, **VALVE}, "auth": TOKEN, "token:builder": TOKEN, "accepts": {"f95d": [WHEN_MS]},
     "instance": "0b0e7d3c", "path:/api/messages": PATH, "path:/api/insights": PATH,
+}  # fmt: skip
+SOCKET = {"pid": 4242, "version": "0.1.0", "startedAtMs": WHEN_MS, "socket": "/nowhere/outbox.sock"}
+RULES = {
+    "maxPayloadBytes": 10_000, "maxNesting": 20, "messageBodyMaxChars": 100, "customKinds": ["a"],
+    "keyScope": "none", "bounds": {"maxEvents": 50, "maxBytes": 50_000, "maxAgeMs": None, "maxDead": 9,
+    "minFreeDiskBytes": 0, "overflow": "refuse", "receiptWindowMs": 1, "receiptMaxBytes": 1},
 }  # fmt: skip
 ASKED = [
     ("status",), ("status", "--json"), ("why", "builder"), ("auth", "status"),
@@ -82,3 +94,43 @@ def test_commands_tell_what_can_be_believed(chance, home, capsys, rounds):
             assert all(is_safe(line) for line in (out + err).splitlines()), (words, out, err)
             if "--json" in words:
                 json.loads(out)
+
+
+def test_who_finds_an_odd_file_of_the_daemon_goes_on(chance, home, capsys, rounds):
+    """Its lock says that it runs; where it is asked is the usual place then."""
+    with World(home / "state") as world:
+        world.enqueue("builder", 1)
+    state = StateDirectory(home / "state")
+    take_place(state, "0.1.0", home / "state" / "outbox.sock", WHEN_MS)
+    try:
+        for _ in range(rounds(10)):
+            state.daemon_file.write_bytes(hostile(chance, SOCKET))
+            for words in (("status",), ("status", "--json"), ("why", "builder")):
+                status, out, err = command(capsys, *words)
+                assert status == 0, (words, err)
+                assert is_safe((out + err).replace("\n", "")), (words, out, err)
+    finally:
+        leave_place(state)
+
+
+def test_producers_go_by_the_rules_that_are_some(chance, rounds):
+    """Whatever stands in their place, a producer gets limits and bounds of the right types."""
+    limits, bounds = decode_rules(json.dumps(RULES))
+    assert decode_rules(encode_rules(limits, bounds)) == (limits, bounds) != (Limits(), Bounds())
+    for _ in range(rounds(30) * 20):
+        text = hostile(chance, RULES).decode("utf-8", "replace")
+        for found, usual in zip(decode_rules(text), (Limits(), Bounds()), strict=True):
+            for value, default in zip(found, usual, strict=True):
+                assert type(value) is type(default) or {type(value), type(default)} == {int, type(None)}, text
+
+
+def test_reports_of_damaged_files_are_whole_or_none(chance, rounds):
+    """A report that cannot be believed is no reason to end."""
+    report = Damage(
+        "builder", "builder-1.sqlite", "damaged/builder-1.sqlite", "it is empty", WHEN_MS, queued=3
+    )
+    assert decode(report.encode()) == report
+    for _ in range(rounds(30) * 20):
+        with contextlib.suppress(ValueError):
+            text = hostile(chance, json.loads(report.encode())).decode("utf-8", "replace")
+            assert "events" in decode(text).sentence()
