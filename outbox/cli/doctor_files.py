@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,9 +151,8 @@ def leftovers(state: StateDirectory) -> Iterator[Finding]:
         )
     known = sorted(damages(state), key=lambda damage: damage.at_ms)
     for damage in known:
-        yield warning(
-            "leftovers", damage.sentence(), f"Once it was looked at: rm {state.path / damage.moved_to}*"
-        )
+        moved = shlex.quote(str(state.path / damage.moved_to))
+        yield warning("leftovers", damage.sentence(), f"Once it was looked at: rm {moved}*")
     told = {Path(damage.moved_to).name for damage in known}
     others = [path for path in _entries(state.damaged) if not path.name.startswith(tuple(told) or ("\0",))]
     if others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,13 +61,13 @@ def _modes(name: str, state: StateDirectory) -> Iterator[Finding]:
     folders = [path for path in (state.path, state.agents, state.damaged) if _is_open(path)]
     if folders:
         shown = " ".join(map(str, folders))
-        yield warning(name, f"Others may look into {shown}.", f"chmod 700 {shown}")
+        yield warning(name, f"Others may look into {shown}.", f"chmod 700 {shlex.join(map(str, folders))}")
     files = [path for folder in (state.path, state.agents, state.damaged) for path in _open_files(folder)]
     if files:
         yield warning(
             name,
             f"Others may read {count(len(files), 'file')}, such as {files[0]}.",
-            f"find {state.path} -type f -exec chmod 600 {{}} +",
+            f"find {shlex.quote(str(state.path))} -type f -exec chmod 600 {{}} +",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,8 @@ def seeds_found(environ: Mapping[str, str]) -> list[Path]:
 
 def seed_advice(path: Path) -> str:
     """What to do about one."""
+    take_in = f"outbox import --agent AGENT {shlex.quote(str(path))}"
     return (
         f"{path} is a seed runner's outbox, and is not delivered from here. Once its runner has stopped, and "
-        f"unless that was done: outbox import --agent AGENT {path}; remove it when all is delivered."
+        f"unless that was done: {take_in}; remove it when all is delivered."
     )

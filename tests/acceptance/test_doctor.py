@@ -19,6 +19,7 @@ from outbox import Outbox
 from outbox.api.report import status_report
 from outbox.cli import doctor, doctor_folders, doctor_host
 from outbox.cli.doctor_finding import Level, failure, ok, warning
+from outbox.cli.seeds import seed_advice
 from outbox.store.directory import StateDirectory
 from outbox.store.file import open_outbox
 from outbox.store.place import RunningDaemon
@@ -427,6 +428,18 @@ def test_a_fault_in_the_configuration(state, capsys, monkeypatch):
     assert "OUTBOX_DELIVERY_WORKERS" in failed["said"]
     assert "OUTBOX_RELAY_URL" in surprising["said"]
     assert only(findings, "files")[0] == "ok"
+
+
+def test_commands_to_copy_hold_for_a_path_with_blanks(state, capsys, monkeypatch, tmp_path):
+    """Unquoted they would change other folders than the one that is meant."""
+    place = state.path.rename(tmp_path / "two words")
+    monkeypatch.setenv("OUTBOX_STATE_DIR", str(place))
+    place.chmod(0o755)
+    StateDirectory(place).outbox_path("builder").chmod(0o644)
+    folders, files = found(capsys)[1]["directory"]
+    assert folders["todo"] == f"chmod 700 '{place}'"
+    assert files["todo"].startswith(f"find '{place}' -type f")
+    assert f"--agent AGENT '{place / 'a.sqlite'}';" in seed_advice(place / "a.sqlite")
 
 
 def test_modes(state, capsys):
