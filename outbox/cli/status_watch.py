@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -37,9 +38,22 @@ def watch(look: Callable[[], Overview], *, as_data: bool) -> int:
         with _view(as_data=as_data) as view:
             while True:
                 view.show(look())
-                time.sleep(_EVERY_S)
+                _wait()
     except KeyboardInterrupt:
         return 0
+
+
+def _wait() -> None:
+    """A second; raises BrokenPipeError as soon as nobody reads: with nothing to say we would never notice."""
+    try:
+        stdout = sys.stdout.fileno()
+    except (OSError, ValueError):
+        time.sleep(_EVERY_S)
+        return
+    poll = select.poll()
+    poll.register(stdout, 0)
+    if any(found & select.POLLERR for _, found in poll.poll(_EVERY_S * 1_000)):
+        raise BrokenPipeError
 
 
 def _view(*, as_data: bool) -> View:

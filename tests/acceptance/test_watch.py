@@ -135,6 +135,15 @@ def test_nobody_reads_any_more(state, tmp_path):
         assert process.wait(20) == 141
 
 
+def test_nobody_reads_any_more_and_nothing_changes(state, tmp_path):
+    """As under `| head -1`: it does not stay until there is something to say."""
+    put(state, "builder")
+    with watching(tmp_path, "--json") as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(20) == 141
+
+
 # One look after the other ----------------------------------------------------------------------------------
 
 
