@@ -86,19 +86,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             os._exit(status)  # nothing of it is left to be written, and the interpreter's end takes its time
         return status
-    from outbox.cli.output import fail  # noqa: PLC0415 - a hook needs none of it
+    from outbox.cli.output import OutputFailed, fail  # noqa: PLC0415 - a hook needs none of it
 
     _open_missing_streams()
     try:
         status = _run(words)
         sys.stdout.flush()
-    except OutboxError as error:
-        return fail(error)
     except BrokenPipeError:
         _forget_stdout()
         return _BROKEN_PIPE
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except OutboxError as error:
+        return fail(error)
+    except OutputFailed as error:
+        _forget_stdout()
+        return fail(StoreError(str(error)))
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return fail(StoreError(f"The operating system refused: {what}. What is on disk stays as it is."))

@@ -42,7 +42,7 @@ _FIELDS = {
     "traceparent": ("traceparent", "the trace it belongs to (W3C Trace Context)"),
     "tracestate": ("tracestate", "the vendors' part of it"),
 }
-_JSON_FIELDS = frozenset(("occurred_at", "retry", "metadata"))
+_JSON_FIELDS = frozenset(("retry", "metadata"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,9 +133,15 @@ def _event_text(args: argparse.Namespace) -> str | None:
         )
     members = [f'"kind":{quoted(args.kind)}', f'"payload":{_json_text("payload", args.payload)}']
     for flag, value in given.items():
-        text = _json_text(flag, value) if flag in _JSON_FIELDS else quoted(value)
+        text = _json_text(flag, value) if flag in _JSON_FIELDS else _plain_text(flag, value)
         members.append(f'"{_FIELDS[flag][0]}":{text}')
     return "{" + ",".join(members) + "}"
+
+
+def _plain_text(flag: str, text: str) -> str:
+    """A word; a time in digits is a number, and of any other the event's own check says what it should be."""
+    is_number = flag == "occurred_at" and text.isascii() and text.isdigit()
+    return (text.lstrip("0") or "0") if is_number else quoted(text)
 
 
 def _json_text(flag: str, text: str) -> str:

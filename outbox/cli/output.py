@@ -17,6 +17,7 @@ from outbox.measures import age, bytes_text, count, local_time, number
 from outbox.printable import printable as clean
 
 __all__ = [
+    "OutputFailed",
     "age",
     "bytes_text",
     "clean",
@@ -31,6 +32,17 @@ __all__ = [
     "table",
     "terminal_width",
 ]
+
+
+class OutputFailed(OSError):
+    """stdout takes no more (a full disk behind `> FILE`); what the command did is done."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"What is told on stdout cannot be written: {error.strerror}. Only the telling failed: what was "
+            "accepted or changed before it stays so. To see how things stand: outbox status"
+        )
+
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "bold": "1", "dim": "2"}
 
@@ -108,9 +120,16 @@ def say(*lines: str, to: TextIO | None = None) -> None:
     """Print lines to stdout or `to`; what the stream's encoding does not have is written as an escape."""
     stream = sys.stdout if to is None else to
     encoding = stream.encoding or "utf-8"
-    for line in lines:
-        stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-    stream.flush()
+    try:
+        for line in lines:
+            stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream is sys.stdout:
+            raise OutputFailed(error) from error
+        raise
 
 
 def emit_json(value: Any) -> None:

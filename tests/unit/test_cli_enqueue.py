@@ -273,7 +273,7 @@ def waiting(state_dir):
         (["--kind", "insight", "--payload", '1,"kind":"x"'], "--payload is not JSON: Extra data"),
         (["--kind", "insight", "--payload", "[" * 100_000], "--payload is not JSON: "),
         (["--kind", "insight", "--payload", "1", "--retry", "often"], "--retry is not JSON: "),
-        (["--kind", "insight", "--payload", "1", "--occurred-at", "noon"], "--occurred-at is not JSON: "),
+        (["--kind", "insight", "--payload", "1", "--occurred-at", "noon"], 'occurredAt "noon" is no whole'),
         (["--kind", "insight", "--payload", "1", "--mode", "prepend"], 'mode "prepend" is not known'),
         (["--kind", "insigth", "--payload", "1"], 'did you mean "insight"? Not taken.'),
     ],
@@ -332,3 +332,22 @@ def test_stdin_that_was_closed(monkeypatch, capsys):
     status, _, errors = command(capsys, "enqueue", "--agent", "a")
     assert status == 2
     assert "stdin is closed" in errors
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_a_full_disk_behind_stdout_is_not_that_of_the_events(tmp_path, words):
+    """The event is stored; what is said must not have it given once more."""
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(
+            [sys.executable, "-m", "outbox", "enqueue", "--agent=a", "--kind=insight", "--payload=1", *words],
+            env=environment(tmp_path),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 4
+    assert "Only the telling failed: what was accepted or changed before it stays so" in done.stderr
+    with Outbox.open("a", state_dir=tmp_path / "state") as outbox:
+        assert outbox.depth == 1
