@@ -76,11 +76,17 @@ def listed(
 
 
 def _listed(raw: tuple[Any, ...], claimed_through: int) -> Listed:
-    seq, kind, key, occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts = raw
+    seq, kind, key, *numbers = raw
+    occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts = map(_whole, numbers)
     return Listed(
         seq, readable(kind), readable(key), occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts,
         in_flight=seq <= claimed_through,
     )  # fmt: skip
+
+
+def _whole(value: object) -> int:
+    """A number as it stands there; 0 in the place of what damage made of one."""
+    return value if type(value) is int else 0
 
 
 def find(box: OutboxFile, word: str) -> Found | None:
@@ -102,10 +108,9 @@ def _find(box: OutboxFile, which: int | str, events: str, letters: str, receipts
         return Found(str(State.IN_FLIGHT if in_flight else State.WAITING), record)
     if raw := box.maybe(letters, which):
         return Found(str(State.DEAD), _dead(box.stream, raw))
-    if raw := box.maybe(receipts, which):
-        receipt = Remembered(*raw)
-        return Found(receipt.state, receipt)
-    return None
+    raw = box.maybe(receipts, which)
+    receipt = _remembered(raw) if raw else None
+    return Found(receipt.state, receipt) if receipt else None
 
 
 def letter_of(box: OutboxFile, seq: int) -> Record | None:
@@ -118,7 +123,8 @@ def everything(box: OutboxFile) -> Iterator[Record | Remembered]:
     """All of an outbox, to be taken in elsewhere: events, gaps and dead letters in order, then receipts.
 
     One by one, inside a snapshot. What cannot go on elsewhere as it is becomes a dead letter: a damaged row,
-    and an unsafe call in flight, which nobody may repeat (`outcome_unknown`). Damaged gaps are left out.
+    and an unsafe call in flight, which nobody may repeat (`outcome_unknown`). Damaged gaps and receipts are
+    left out.
     """
     _, _, claimed_through, unsafe, open_gap_seq, _ = box.one(sql.READ_FOR_EXPORT)
     waiting = (_waiting(box.stream, raw) for raw in box.each(sql.WHOLE_EVENTS))
@@ -129,7 +135,13 @@ def everything(box: OutboxFile) -> Iterator[Record | Remembered]:
         elif not record.is_gap:
             in_flight = record.letter is None and record.seq <= claimed_through
             yield _as_it_may_go(record, unsafe=bool(unsafe) and in_flight)
-    yield from (Remembered(*raw) for raw in box.each(sql.READ_RECEIPTS))
+    yield from filter(None, map(_remembered, box.each(sql.READ_RECEIPTS)))
+
+
+def _remembered(raw: tuple[Any, ...]) -> Remembered | None:
+    """A receipt; None for one that damage has touched."""
+    sound = [type(value) for value in raw[:6]] == [str, int, str, bytes, str, int]
+    return Remembered(*raw) if sound else None
 
 
 def dead_records(box: OutboxFile, seqs: frozenset[int]) -> Iterator[Record]:

@@ -1,5 +1,6 @@
 """Damage shows as a clear error or a damaged row; it never spreads, and nothing damaged is changed."""
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -12,6 +13,7 @@ from boxes import (
     bury,
     contents,
     dead_seqs,
+    deliver,
     event,
     fill,
     kill,
@@ -34,6 +36,7 @@ from outbox.store.enqueue import enqueue
 from outbox.store.file import open_outbox
 from outbox.store.inspect import dead_letters, read_status
 from outbox.store.people import skip
+from outbox.store.records import everything, find, listed
 from outbox.store.sending import head, recover, settle
 from outbox.store.verify import verify_counters
 
@@ -51,6 +54,19 @@ def with_history(box):
     settle(
         box, taken, [release(taken.rows[0], attempts=1, why=trouble(), progress='{"stored":[]}')], now_ms=NOW
     )
+
+
+def take_away(box, table, column):
+    """A damaged page can make any value NULL, whatever the schema says of it."""
+    with contextlib.closing(apsw.Connection(str(box.path))) as db:
+        db.config(apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1)
+        made = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).fetchone()[0]
+        loose = made.replace("NOT NULL", "")
+        change_to = "UPDATE sqlite_schema SET sql = ? WHERE name = ?"
+        db.execute(change_to, (loose, table))
+        with contextlib.closing(apsw.Connection(str(box.path))) as another:
+            another.execute(f"UPDATE {table} SET {column} = NULL")
+        db.execute(change_to, (made, table))
 
 
 DAMAGES = {
@@ -117,6 +133,31 @@ def repair_counters(box):
         "UPDATE outbox SET dead_bytes = (SELECT sum(octet_length(wire_payload)) FROM dead), "
         "waiting_bytes = (SELECT sum(octet_length(wire_payload)) FROM events)",
     )
+
+
+@pytest.mark.parametrize("column", ["kind", "key", "wire_payload", "occurred_at_ms", "accepted_at_ms"])
+def test_an_event_without_one_of_its_values_is_listed(state, column):
+    """As far as it can be read; the listing does not end at it."""
+    box = make_box(state)
+    fill(box, 2)
+    box.close()
+    take_away(box, "events", column)
+    with contextlib.closing(open_outbox(state, box.path)) as box:
+        assert [found.seq for found in listed(box)] == [1, 2]
+        assert [record.seq for record in everything(box)] == [1, 2]
+
+
+@pytest.mark.parametrize("column", ["seq", "kind", "digest", "state", "at_ms"])
+def test_a_receipt_without_one_of_its_values_is_no_receipt(state, column):
+    """It is neither shown nor exported, and what is sound is."""
+    box = make_box(state)
+    put(box, event({"n": 1}, idempotency_key="k-1"), event({"n": 2}))
+    deliver(box)
+    box.close()
+    take_away(box, "receipts", column)
+    with contextlib.closing(open_outbox(state, box.path)) as box:
+        assert find(box, "k-1") is None
+        assert [record.seq for record in everything(box)] == [2]
 
 
 def test_far_more_attempts_than_can_be_are_only_a_number(box):
