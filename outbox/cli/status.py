@@ -20,8 +20,9 @@ from outbox.policy import DAY_MS
 
 EXAMPLE = "outbox status --json\noutbox status --watch"
 
-_HEADERS = ("agent", "waiting", "oldest", "in flight", "delivered", "dead", "state")
+_HEADERS: tuple[str, ...] = ("agent", "waiting", "oldest", "in flight", "delivered", "dead", "state")
 _RIGHT = ("waiting", "oldest", "in flight", "delivered", "dead")
+_LEAST_TELLING = ("in flight", "delivered", "oldest")
 _STATES = {"empty": "nothing waits", "in_flight": "is being sent", "ready": "goes out now"}
 
 
@@ -70,9 +71,16 @@ def head_lines(seen: Overview) -> list[str]:
 
 
 def agent_lines(seen: Overview, width: int | None) -> list[str]:
-    """The table of agents, headers first."""
-    rows = [_row(line, seen.now_ms) for line in seen.outboxes]
-    return table(rows, _HEADERS, right=_RIGHT, width=width)
+    """The table of agents, headers first. On a narrow terminal columns go, so that the state can be read."""
+    headers, rows = _HEADERS, [_row(line, seen.now_ms) for line in seen.outboxes]
+    for least in _LEAST_TELLING:
+        whole = table(rows, headers, right=_RIGHT)
+        if table(rows, headers, right=_RIGHT, width=width) == whole:
+            return whole
+        at = headers.index(least)
+        headers = headers[:at] + headers[at + 1 :]
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+    return table(rows, headers, right=_RIGHT, width=width)
 
 
 def _relay(seen: Overview) -> str:

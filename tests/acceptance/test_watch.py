@@ -191,6 +191,16 @@ def test_a_small_terminal_shows_those_with_most_to_send(state):
     assert len(lines) <= 12
 
 
+def test_a_narrow_terminal_shows_the_state(state):
+    """Columns that tell least are left out; what an agent waits for is not cut off."""
+    put(state, "builder", 3)
+    for width in (100, 50, 44):
+        (row,) = (line for line in picture(seen_in(state), width, 20) if line.startswith("builder"))
+        assert row.split()[:2] == ["builder", "3"]
+        assert row.endswith("waits for a daemon")
+        assert len(row) <= width
+
+
 def test_no_name_steers_the_terminal(state):
     """An agent's name is shown as text, whatever stands in it, also what looks like markup."""
     put(state, "[red]\x1b[31m\u202eagent")
