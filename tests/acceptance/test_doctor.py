@@ -272,7 +272,7 @@ def test_what_the_relay_says_of_itself(state, relay, capsys):
     """Sizes of batches, keys of tool calls; and what was learned of batches."""
     said = only(found(capsys)[1], "contract")[1]
     assert said == "/api/spec: batches of up to 500 messages and 4 MiB; honours keys of tool calls"
-    never = {"offUntil": time.time() * 1_000 + 3_600_000, "reason": "", "accepted": False}
+    never = {"offUntil": round(time.time() * 1_000) + 3_600_000, "reason": "", "accepted": False}
     know(state, **{"gate": {"url": relay.url}, "path:/api/messages/batch": never})
     level, said = only(found(capsys)[1], "contract")
     assert level == "warning"
