@@ -289,6 +289,12 @@ class Connection:
                 if may_checkpoint:
                     self.locks.give_shared(self._lifecycle)
 
+    def leave_as_it_is(self) -> None:
+        """Close a file that is not what it should be: its log is copied nowhere, however long it is."""
+        with self.mutex:
+            self._closed = True
+            self.db.close()
+
     def _checkpoint_at_close(self) -> None:
         """SQLite's own checkpoint at the end does not tell when it fails: it finds nothing left to do."""
         self.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)

@@ -50,7 +50,7 @@ class OutboxFile(Connection):
                     self._migrate(version)
                 self.agent, self.stream = self._identity()
         except BaseException:
-            self.close()
+            self.leave_as_it_is()
             raise
 
     def _check(self) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 
 import apsw
@@ -312,12 +313,15 @@ def test_a_file_that_is_not_there_is_not_made_by_opening(state):
     assert not path.exists()
 
 
-def test_a_newer_version_is_never_written_to(state):
+@pytest.mark.parametrize("log_bytes", [0, 2_000_000])
+def test_a_newer_version_is_never_written_to(state, log_bytes):
     """Both versions are named; file and log stay as they are, even with a log that waits to be copied."""
     path = closed_box(state)
     writer = apsw.Connection(str(path))
     writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    writer.wal_autocheckpoint(0)
     writer.execute("ALTER TABLE events ADD COLUMN lane TEXT NOT NULL DEFAULT 'x'")
+    writer.execute("UPDATE events SET wire_payload = zeroblob(?) WHERE seq = 1", (log_bytes,))
     writer.execute("PRAGMA user_version = 999")
     writer.close()
     log = path.with_name(path.name + "-wal")
@@ -334,6 +338,21 @@ def test_the_outbox_of_another_agent_is_not_taken_for_ones_own(state):
     path.rename(wrong)
     with pytest.raises(StoreDamaged, match="holds the outbox of 'builder'"):
         open_outbox(state, wrong)
+
+
+def test_a_long_log_of_another_agent_is_not_applied_by_looking(state):
+    """Who opens the file is refused, and both it and the log beside it stay as they are."""
+    path = closed_box(state)
+    other = make_box(state, "other")
+    other.checkpoint_pages = 0
+    put(other, event({"body": "x" * 2_000_000}))
+    log = path.with_name(f"{path.name}-wal")
+    shutil.copyfile(other.path.with_name(f"{other.path.name}-wal"), log)
+    before = digest(path), digest(log)
+    with pytest.raises(StoreDamaged):
+        open_outbox(state, path)
+    assert (digest(path), digest(log)) == before
+    other.close()
 
 
 READ_ONLY = """
