@@ -53,7 +53,7 @@ def set_aside(state: StateDirectory, path: Path, agent: str | None, now_ms: int)
         StoreBusy: others have used it all the time; StoreFull: there is no room for the new file.
     """
     try:
-        _hide(path)
+        _hide(state, path)
         with _nobody_commits(state, path):
             if not os.path.lexists(mended_path(path)):
                 if not os.path.lexists(hidden_path(path)):
@@ -69,13 +69,26 @@ def set_aside(state: StateDirectory, path: Path, agent: str | None, now_ms: int)
         ) from error
 
 
-def _hide(path: Path) -> None:
+def _hide(state: StateDirectory, path: Path) -> None:
     """From here on whoever has the file open learns at its next commit that it is gone."""
     if is_regular(path):
-        for left in (mended_path(path), report_path(path)):  # of a swap that went on without them
-            left.unlink(missing_ok=True)
+        if _left_over(path):
+            with _nobody_commits(state, path):
+                _remove_left_over(path)
         with contextlib.suppress(FileNotFoundError):
             path.rename(hidden_path(path))
+
+
+def _left_over(path: Path) -> list[Path]:
+    """What lies beside a file that is in its place, of a swap that went on without it."""
+    return [left for left in (mended_path(path), report_path(path)) if os.path.lexists(left)]
+
+
+def _remove_left_over(path: Path) -> None:
+    """Nobody swaps meanwhile; if somebody has since we looked, and died, it is the outbox now."""
+    if is_regular(path):
+        for left in _left_over(path):
+            left.unlink()
 
 
 @contextmanager

@@ -35,7 +35,8 @@ from boxes import (
 from outbox import Outbox
 from outbox.errors import StoreBusy, StoreClosed, StoreDamaged, StoreHeld, StoreTooNew
 from outbox.outcome import Reason
-from outbox.store.aside import hidden_path
+from outbox.store import salvage
+from outbox.store.aside import hidden_path, mended_path
 from outbox.store.damage import damaged_files, damages, tell_damages
 from outbox.store.enqueue import enqueue
 from outbox.store.file import OutboxFile, open_outbox
@@ -644,6 +645,41 @@ def test_killed_anywhere_the_next_one_goes_on(state):
             assert path.is_file(), path
             path.unlink()
     assert step > 8
+
+
+def test_the_new_file_of_another_is_not_taken_for_a_leftover(state, monkeypatch):
+    """Who has seen the damaged file at its place, and is slow, does not remove what was made meanwhile."""
+    box = make_box(state)
+    put(box, *long_events(10))
+    flip(closed(box), 2)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    def faster(path, real=salvage.is_regular):
+        monkeypatch.setattr(salvage, "is_regular", real)
+        found = real(path)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(salvage, "_swap", killed)
+            set_aside(state, path, AGENT, NOW)
+        hidden_path(path).rename(state.damaged / path.name)  # as far as it came before it was killed
+        return found
+
+    monkeypatch.setattr(salvage, "is_regular", faster)
+    set_aside(state, box.path, AGENT, NOW)
+    with contextlib.closing(open_outbox(state, box.path)) as new:
+        assert read_status(new).waiting == 10
+
+
+def test_a_leftover_beside_a_file_is_not_taken_for_its_mended_self(state, mend):
+    """What lies there from another time is removed, and the file is looked at as it is."""
+    box = make_box(state)
+    put(box, *long_events(10))
+    path = closed(box)
+    mended_path(path).write_bytes(path.read_bytes()[:PAGE])
+    _, new = mend(path)
+    assert read_status(new).waiting == 10
+    assert not mended_path(path).exists()
 
 
 def test_two_at_once_make_one_new_file(state):
