@@ -6,12 +6,13 @@ sigtimedwait(2), which tells where each came from; Linux offers a signal to a wa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from outbox.sidecar.child import spawn
 from outbox.sidecar.reaping import reap
@@ -33,6 +34,7 @@ def hold_signals() -> Collection[int]:
     a little later, and kills nobody.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave nobody to wait for (wait(2))
     for number in HEARD - _DEFAULTS:
         if signal.getsignal(number) != signal.SIG_IGN:  # what is ignored stays so for the command
             signal.signal(number, lambda number, _frame: _astray.append(number))
@@ -56,7 +58,19 @@ def asked_to_end(timeout_s: float) -> bool:
     heard = signal.sigtimedwait(HEARD, max(0.0, timeout_s))
     numbers = {*_astray, *([heard.si_signo] if heard is not None else [])}
     _astray.clear()
-    return not numbers.isdisjoint({*STOPPING, signal.SIGINT, signal.SIGQUIT})
+    return any(map(_asks_us, numbers & {*STOPPING, signal.SIGINT, signal.SIGQUIT}))
+
+
+def _pending() -> Iterator[int]:
+    while _astray:
+        yield _astray.popleft()
+    while (heard := signal.sigtimedwait(HEARD, 0)) is not None:
+        yield heard.si_signo
+
+
+def _asks_us(number: int) -> bool:
+    """Whether a signal means us too: what we were started to ignore (nohup, `&`) is the command's alone."""
+    return signal.getsignal(number) != signal.SIG_IGN
 
 
 class Runner:
@@ -99,6 +113,8 @@ class Runner:
                 self._hear(number, SI_KERNEL if number in KEYS and self._terminal.is_there else 0)
 
     def _ended(self, status: int) -> int:
+        came = set(_pending())  # before the end, for the command: none of them ends our last flush
+        self.is_stopping |= any(map(_asks_us, came & STOPPING))
         if os.WIFSIGNALED(status):
             self._terminal.mend()
         return status
@@ -106,11 +122,16 @@ class Runner:
     def _hear(self, number: int, code: int) -> None:
         if not goes_on(number, code, same_group=self._is_with_us()):
             return
-        if number in STOPPING:
+        if number in STOPPING and _asks_us(number):
             self.is_stopping = True
-        if number == signal.SIGTERM and not self._to_come:
-            self._to_come = list(insistence(_now_ms(), self._kill_after_ms))
-        os.kill(self.pid, number)  # it is our child until we have taken it: the id is nobody else's
+            if number == signal.SIGTERM and not self._to_come:
+                self._to_come = list(insistence(_now_ms(), self._kill_after_ms))
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        """It is our child until we have taken it: the id is nobody else's."""
+        with contextlib.suppress(PermissionError):  # it has become another user's (sudo)
+            os.kill(self.pid, number)
 
     def _is_with_us(self) -> bool:
         try:
@@ -120,7 +141,7 @@ class Runner:
 
     def _insist(self) -> None:
         while self._to_come and self._to_come[0][0] <= _now_ms():
-            os.kill(self.pid, self._to_come.pop(0)[1])
+            self._send(self._to_come.pop(0)[1])
 
     def _sleep_s(self, until_ms: int | None) -> float:
         moments = [self._to_come[0][0]] if self._to_come else []

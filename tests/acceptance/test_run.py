@@ -385,6 +385,73 @@ def test_a_command_that_takes_its_time(state):
         assert process.returncode == 3
 
 
+def in_a_sidecar(program):
+    """What a program prints whose main thread holds its signals, as that of `outbox run` does."""
+    begin = """
+import os, signal, subprocess, sys
+from outbox.sidecar.runner import Runner, asked_to_end, hold_signals
+from outbox.sidecar.terminal import Terminal
+def send(number):
+    subprocess.run([sys.executable, "-c", f"import os; os.kill({os.getpid()}, {int(number)})"], check=True)
+def held(kill_after_ms=0):
+    return Runner(os.environ, hold_signals(), Terminal(), kill_after_ms)
+"""
+    words = [sys.executable, "-c", begin + program]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert not done.stderr
+    return done.stdout.split()
+
+
+def test_a_signal_before_the_commands_end_was_the_commands():
+    """`kill %1` of a stopped job ends the command before the signal is heard here: the flush has its time."""
+    assert in_a_sidecar("""
+runner = held()
+runner.start(["true"])
+os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOWAIT)
+send(signal.SIGTERM)
+print(runner.wait(), runner.is_stopping, asked_to_end(0))
+""") == ["0", "True", "False"]
+
+
+def test_a_signal_that_is_ignored_asks_nothing_of_us():
+    """As under nohup: it goes to the command, is no reason to kill it, and ends no flush."""
+    assert in_a_sidecar("""
+for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+runner = held(kill_after_ms=1)
+said, says = os.pipe()
+os.set_inheritable(says, True)
+listener = "import os, signal as s; s.signal(15, lambda *_: os._exit(7)); os.write(%d, b'.'); s.pause()"
+runner.start([sys.executable, "-c", listener % says])
+os.read(said, 1)
+for number in (signal.SIGHUP, signal.SIGTERM):
+    send(number)
+status = runner.wait()
+for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+    send(number)
+print(os.waitstatus_to_exitcode(status), runner.is_stopping, asked_to_end(0))
+""") == ["7", "False", "False"]
+
+
+def test_a_command_that_has_become_another_users():
+    """What may not be signalled (sudo) goes on as it is, and so do we."""
+    assert in_a_sidecar("""
+runner = held()
+runner.pid = 1
+if os.geteuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+runner._hear(0, 0)
+print("on")
+""") == ["on"]
+
+
+def test_a_parent_that_ignores_the_end_of_children(state):
+    """The kernel would take the command's status away, and we would wait for ever."""
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    before = [sys.executable, "-c", ignoring + "os.execv(sys.argv[1], sys.argv[1:])"]
+    assert ran(state, "--", "sh", "-c", "exit 3", before=before)[0] == 3
+
+
 # Orphans ----------------------------------------------------------------------------------------------------
 
 ORPHANS = "for i in 1 2 3; do (sh -c 'sleep 0.2; exit 3' & ) ; done; echo ready; read x"
