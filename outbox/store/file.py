@@ -17,6 +17,7 @@ from outbox.store.directory import StateDirectory, file_name
 from outbox.store.faults import FAULTS, Misplaced, store_error
 from outbox.store.group_commit import GroupCommit
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
+from outbox.store.own_row import READ_NUMBERS, numbers_make_sense
 from outbox.store.own_tables import has_our_tables
 from outbox.store.rules import decode_rules, encode_rules
 
@@ -104,6 +105,11 @@ class OutboxFile(Connection):
             raise Misplaced(self.name, agent, file_name(agent))
         if self.was_replaced:
             raise StoreBusy(f"The file {self.name} was just replaced. Nothing was stored; try again.")
+        if not numbers_make_sense(self.one(READ_NUMBERS)):
+            raise StoreDamaged(
+                f"The file {self.name} is damaged: the numbers in its own row cannot be true. Nothing was "
+                "stored; it was left alone. Run: outbox doctor"
+            )
         self.learn_rules(rules)
         return agent, stream
 

@@ -20,6 +20,7 @@ from outbox.errors import StoreTooNew
 from outbox.store import old_counters, schema
 from outbox.store.directory import file_name
 from outbox.store.faults import store_error
+from outbox.store.own_row import READ_NUMBERS, numbers_make_sense
 from outbox.store.own_tables import has_our_tables
 
 PAGE_BYTES = 4096
@@ -87,6 +88,8 @@ def fault_of(copy: Path, name: str) -> str:
                 return "its own row is damaged"
             if file_name(str(row[0])) != name:
                 return OTHER_AGENT
+            if not numbers_make_sense(db.execute(READ_NUMBERS).fetchall()[0]):
+                return "the numbers in its own row cannot be true"
             # Unlike quick_check this finds an index without its row, which stops every settlement as well.
             verdict = str(db.execute("PRAGMA integrity_check(1)").fetchall()[0][0])
             missing = int(str(db.execute(_MISSING).fetchall()[0][0])) if verdict == "ok" else 0

@@ -1,10 +1,13 @@
 """What the tests of the store share: outboxes on real files, events, and the steps of a sender."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from itertools import count
 from pathlib import Path
+
+import apsw
 
 from outbox.bounds import Bounds
 from outbox.event import Limits, accept, draft_event
@@ -159,6 +162,18 @@ def contents(box):
         name for (name,) in box.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
     ]
     return {table: box.rows(f"SELECT * FROM {table}") for table in tables if not table.startswith("sqlite_")}
+
+
+def put_damaged(path, table, column, value):
+    """A damaged page can make anything of a value, whatever the schema says of it."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.config(apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1)
+        made = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).fetchone()[0]
+        change_schema = "UPDATE sqlite_schema SET sql = ? WHERE name = ?"
+        db.execute(change_schema, (made.replace("NOT NULL", ""), table))
+        with contextlib.closing(apsw.Connection(str(path))) as another:
+            another.execute(f"UPDATE {table} SET {column} = ?", (value,))
+        db.execute(change_schema, (made, table))
 
 
 def python(code, *args, **options):

@@ -20,6 +20,7 @@ from boxes import (
     kill,
     make_box,
     put,
+    put_damaged,
     python,
     release,
     seqs,
@@ -55,19 +56,6 @@ def with_history(box):
     settle(
         box, taken, [release(taken.rows[0], attempts=1, why=trouble(), progress='{"stored":[]}')], now_ms=NOW
     )
-
-
-def take_away(box, table, column):
-    """A damaged page can make any value NULL, whatever the schema says of it."""
-    with contextlib.closing(apsw.Connection(str(box.path))) as db:
-        db.config(apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1)
-        made = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).fetchone()[0]
-        loose = made.replace("NOT NULL", "")
-        change_to = "UPDATE sqlite_schema SET sql = ? WHERE name = ?"
-        db.execute(change_to, (loose, table))
-        with contextlib.closing(apsw.Connection(str(box.path))) as another:
-            another.execute(f"UPDATE {table} SET {column} = NULL")
-        db.execute(change_to, (made, table))
 
 
 DAMAGES = {
@@ -142,7 +130,7 @@ def test_an_event_without_one_of_its_values_is_listed(state, column):
     box = make_box(state)
     fill(box, 2)
     box.close()
-    take_away(box, "events", column)
+    put_damaged(box.path, "events", column, None)
     with contextlib.closing(open_outbox(state, box.path)) as box:
         assert [found.seq for found in listed(box)] == [1, 2]
         assert [record.seq for record in everything(box)] == [1, 2]
@@ -155,7 +143,7 @@ def test_a_receipt_without_one_of_its_values_is_no_receipt(state, column):
     put(box, event({"n": 1}, idempotency_key="k-1"), event({"n": 2}))
     deliver(box)
     box.close()
-    take_away(box, "receipts", column)
+    put_damaged(box.path, "receipts", column, None)
     with contextlib.closing(open_outbox(state, box.path)) as box:
         assert find(box, "k-1") is None
         assert [record.seq for record in everything(box)] == [2]

@@ -1,0 +1,27 @@
+"""Whether the numbers in the one row of an outbox can be those that its processes wrote there. Pure.
+
+It has no checksum: it changes with every event. A bit of it that has changed on the disk must not have an
+event stored under a number that was given before, or fail every enqueue.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+READ_NUMBERS = """
+SELECT last_seq, claimed_through, waiting, dead, (SELECT max(seq) FROM events), (SELECT max(seq) FROM dead),
+       waiting_bytes, dead_bytes, receipt_bytes, accepted, delivered, dropped, generation, claim_unsafe,
+       open_gap_seq, paused_at_ms, blocked_since_ms, blocked_next_ms, blocked_reason, blocked_detail
+FROM outbox"""
+
+
+def numbers_make_sense(row: tuple[Any, ...]) -> bool:
+    """Whether all are of their types, and none is below what rows prove; `row` is of READ_NUMBERS."""
+    last_seq, claimed_through, waiting, dead, event, letter, *rest = row
+    counts, moments, texts = (last_seq, claimed_through, waiting, dead, *rest[:8]), rest[8:12], rest[12:]
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(moment is None or type(moment) is int for moment in moments)
+        and all(text is None or type(text) is str for text in texts)
+        and last_seq >= max(event or 0, letter or 0, claimed_through, waiting, dead)
+    )
