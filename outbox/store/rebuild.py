@@ -26,6 +26,7 @@ from outbox.store.wreck import Range, Wreck
 from outbox.wire_text import Stamp, make_wire
 
 _STATES = frozenset(map(str, State))
+_REASONS = frozenset(map(str, Reason))
 _MOST = 2**62
 _NOT_TRIED = (0, 0, None, "[]", None)
 _NOT_MATCHING = "the stored text does not match its checksum"
@@ -171,6 +172,7 @@ class _Rebuilding:
         self._queued_bytes = 0
         self._open_gap_seq: int | None = None
         self._is_first = True
+        self._letters: set[int] = set()
 
     def run(self) -> None:
         """Fill the new file."""
@@ -185,6 +187,7 @@ class _Rebuilding:
             self._event(raw)
         for raw in self._each("tries", sql.READ_TRIES):
             self._tries(raw)
+        self._forget()
         self._tell_lost()
         self._count()
 
@@ -219,6 +222,8 @@ class _Rebuilding:
         )
         self._target.bury(row, dedupe_key, verdict, tries)
         self.result.dead += 1
+        if readable(reason) in _REASONS:  # not so where a page of events stands among them
+            self._letters.add(row.seq)
 
     def _event(self, raw: tuple[Any, ...]) -> None:
         row, dedupe_key = self._soundness.row(raw)
@@ -226,6 +231,8 @@ class _Rebuilding:
             return  # it may be no event at all
         self._last_seq = max(self._last_seq, row.seq)
         target, now_ms = self._target, self._target.now_ms
+        if self._is_over(row):
+            return
         if row.kind == GAP_KIND:
             self._gap(row)
         elif not row.sound:
@@ -239,6 +246,19 @@ class _Rebuilding:
             self.result.queued += 1
             self._queued_bytes += row.size_bytes
         self._is_first = self._is_first and row.kind == GAP_KIND
+
+    def _is_over(self, row: Row) -> bool:
+        """Whether it is a dead letter by now, or gone: it is there again from an older page."""
+        if row.kind == GAP_KIND:
+            return False
+        over = (row.key, row.seq, row.digest)
+        return row.seq in self._letters or bool(self._target.db.execute(sql.IS_OVER, over).fetchone())
+
+    def _forget(self) -> None:
+        """What goes again is no dead letter, and no receipt remembers it."""
+        self._target.db.execute(sql.FORGET_LETTERS)
+        self.result.dead -= self._target.db.changes()
+        self._target.db.execute(sql.FORGET_RECEIPTS)
 
     def _gap(self, row: Row) -> None:
         if row.sound and self._target.put(row, None) and "firstSeq" in read_object(row.wire_payload):

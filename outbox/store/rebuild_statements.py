@@ -51,6 +51,14 @@ LAST_REMEMBERED = "SELECT coalesce(max(seq), 0) FROM receipts"
 COUNT_DELIVERED = "SELECT count(*) FROM receipts WHERE state = 'delivered'"
 IS_TAKEN = "SELECT 1 FROM events WHERE seq = ?1 UNION ALL SELECT 1 FROM dead WHERE seq = ?1"
 
+# A page that the disk did not write is the one of before: what is over stands among the events again, and
+# what goes again is still remembered.
+IS_OVER = "SELECT 1 FROM receipts WHERE key = ? AND seq = ? AND digest = ?"
+FORGET_LETTERS = "DELETE FROM dead WHERE key IN (SELECT key FROM events)"
+FORGET_RECEIPTS = """
+DELETE FROM receipts WHERE key IN (SELECT key FROM events WHERE kind <> 'outbox-gap')
+                        OR key IN (SELECT key FROM dead)"""
+
 # The counters are made from the rows, so that they are true whatever the old ones said.
 COUNT_ROWS = """
 UPDATE outbox SET
