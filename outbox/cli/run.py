@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.api.client import LocalClient
 from outbox.cli.arguments import seconds
-from outbox.cli.output import clean, count, say
+from outbox.cli.output import clean, count
 from outbox.cli.where import checked_agent, now_ms, settings_of, state_of
 from outbox.errors import OutboxError, StoreError, Unavailable
 from outbox.library import Outbox
@@ -136,7 +136,7 @@ class Sidecar:
             runner = Runner(self._environment(), mask, terminal, self._kill_after_ms)
             status, why = self._start(runner, self._argv)
             if why:
-                say(clean(f"{why} Nothing was run; what waits stays on disk."), to=sys.stderr)
+                _mention(f"{why} Nothing was run; what waits stays on disk.")
                 return status << 8
             wait_status = self._serve(runner)
             self._flush()
@@ -147,7 +147,7 @@ class Sidecar:
         try:
             Outbox.open(self._agent, state_dir=self._state.path).close()
         except StoreError as error:
-            say(clean(f"outbox: {error} The command is run all the same."), to=sys.stderr)
+            _mention(f"outbox: {error} The command is run all the same.")
 
     def _environment(self) -> dict[str, str]:
         """What the command finds out about us."""
@@ -228,7 +228,7 @@ class Sidecar:
             with Outbox.open(self._agent, state_dir=self._state.path) as outbox:
                 outbox.enqueue("session-message", {"from": self._agent, **payload})
         except OutboxError as error:
-            say(clean(f"outbox: {error}"), to=sys.stderr)
+            _mention(f"outbox: {error}")
 
     def _drain(self) -> None:
         threading.Thread(target=self._drain_now, name="drain", daemon=True).start()
@@ -250,9 +250,11 @@ class Sidecar:
         over = threading.Event()
 
         def work() -> None:
-            line[0] = self._last_line(over.is_set)
-            over.set()
-            nudge()
+            try:
+                line[0] = self._last_line(over.is_set)
+            finally:
+                over.set()
+                nudge()
 
         thread = threading.Thread(target=work, name="last-flush", daemon=True)
         thread.start()
@@ -263,13 +265,15 @@ class Sidecar:
         if thread.is_alive():  # it waits for the daemon, or still loads what sends
             line[0] = self._count_left(_CUT_SHORT)
         if line[0]:
-            say(clean(line[0]), to=sys.stderr)
+            _mention(line[0])
 
     def _last_line(self, enough: Callable[[], bool]) -> str:
         try:
             report = self._report(enough)
         except OutboxError as error:
             return self._count_left(str(error))
+        except Exception as fault:  # noqa: BLE001 - the command's end must not wait for what cannot end
+            return self._count_left(f"a fault of this program: {fault!r}")
         return self._left_in_words(report.left, report.in_the_way.get(self._agent, "the time was over"))
 
     def _report(self, enough: Callable[[], bool]) -> FlushReport:
@@ -319,7 +323,7 @@ class _Engine:
         self._listening = listening
         self._stack = contextlib.ExitStack()
         self._companion: Companion | None = None
-        self._error: OutboxError | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._make, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -327,14 +331,14 @@ class _Engine:
         self._thread.start()
 
     def _make(self) -> None:
-        from outbox import __version__  # noqa: PLC0415
-        from outbox.daemon.companion import Companion  # noqa: PLC0415 - what sends is heavy
-
         as_without_us(self._mask)  # programs that the engine runs, for tokens and alarms, inherit it
         try:
+            from outbox import __version__  # noqa: PLC0415
+            from outbox.daemon.companion import Companion  # noqa: PLC0415 - what sends is heavy
+
             companion = Companion(*self._made_of, __version__, self._listening)
             self._companion = self._stack.enter_context(companion.running())
-        except OutboxError as error:
+        except Exception as error:  # noqa: BLE001 - told at the end, whatever it is: the terminal is the command's
             self._error = error
 
     def hurry(self, timeout_s: float) -> None:
@@ -344,13 +348,20 @@ class _Engine:
             self._companion.flush(None, timeout_s)
 
     def end(self, timeout_s: float, enough: Callable[[], bool]) -> FlushReport:
-        """A last flush, then the end of everything; raises the OutboxError that kept us from starting."""
+        """A last flush, then the end of everything; raises what kept us from starting."""
         self._thread.join()
         if self._error is not None:
             raise self._error
         assert self._companion is not None  # noqa: S101 - made, or in error
         with self._stack:
             return self._companion.last_flush(timeout_s, enough)
+
+
+def _mention(line: str) -> None:
+    """A line on stderr; one that it does not take changes nothing of how the command runs and ends."""
+    text = f"{clean(line)}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace")
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), text)  # past its buffer, which the interpreter's end would complain of
 
 
 def let_go_of_streams() -> None:

@@ -340,6 +340,37 @@ def test_a_signal_ends_the_last_flush_to_a_slow_relay(state, relay):
         assert "left on disk: a signal ended the flush. They go out" in process.communicate(timeout=60)[1]
 
 
+@pytest.mark.parametrize("broken", ["companion", "flush"])
+def test_a_fault_of_ours_does_not_keep_the_command(state, tmp_path, broken):
+    """Whatever ends the threads that send (a release half installed): the command's status, and one line."""
+    hook = "import sys\nclass Broken:\n    def find_spec(self, name, path, target=None):\n"
+    hook += f"        if name == 'outbox.daemon.{broken}':\n            raise ImportError('half installed')\n"
+    (tmp_path / "sitecustomize.py").write_text(hook + "sys.meta_path.insert(0, Broken())\n")
+    before = ["env", f"PYTHONPATH={tmp_path}"]
+    with contextlib.ExitStack() as stack:
+        if broken == "flush":
+            stack.enter_context(DaemonProcess(state, NOBODY, {"daemon.flush_timeout_s": "0.1"}))
+        put(state, "builder", 0)
+        status, _, err = ran(state, "--", "sh", "-c", "exit 3", before=before)
+    assert status == 3
+    assert "1 event of builder left on disk: a fault of this program" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_nobody_hears_the_last_line(state, gone):
+    """Be stderr's reader gone or its disk full, the status is the command's."""
+    put(state, "builder", 0)
+    reading, broken = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") as full:
+        status = ran(
+            state, "--flush-timeout", "0", "--", "sh", "-c", "exit 3", stderr=broken if gone else full
+        )
+    os.close(broken)
+    assert status[0] == 3
+
+
 # Signals ----------------------------------------------------------------------------------------------------
 
 
