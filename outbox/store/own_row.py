@@ -6,7 +6,9 @@ event stored under a number that was given before, or fail every enqueue.
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 READ_NUMBERS = """
 SELECT last_seq, claimed_through, waiting, dead, (SELECT max(seq) FROM events), (SELECT max(seq) FROM dead),
