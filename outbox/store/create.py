@@ -34,6 +34,7 @@ def create_outbox(state: StateDirectory, agent: str, limits: Limits, bounds: Bou
         return
     stream = uuid7(now_ms, os.urandom(10))
     draft = f"{state.folder}/agents/.new-{stream}.sqlite"
+    state.make_folders()  # they may have been removed since it was opened
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         make_file(draft, agent, stream, encode_rules(limits, bounds), now_ms)

@@ -72,13 +72,7 @@ class StateDirectory:
         """
         for name in _FOLDERS:
             self._require_no_link(name)
-        try:
-            _make_private(f"{self.folder}/agents")
-        except OSError as error:
-            raise StoreError(
-                f"The state directory {self.folder!r} cannot be made: {error.strerror}. "
-                "Nothing was stored. Set --state-dir or OUTBOX_STATE_DIR to a folder you can write."
-            ) from error
+        self.make_folders()
         if not allow_network_fs and (kind := network_file_system(self.folder)):
             raise StoreError(
                 f"The state directory {self.folder!r} lies on a network file system ({kind}), where a "
@@ -86,6 +80,16 @@ class StateDirectory:
                 "daemon.allow_network_fs = true if you know better."
             )
         return self
+
+    def make_folders(self) -> None:
+        """Make STATE and STATE/agents where they are missing; raises StoreError."""
+        try:
+            _make_private(f"{self.folder}/agents")
+        except OSError as error:
+            raise StoreError(
+                f"The state directory {self.folder!r} cannot be made: {error.strerror}. "
+                "Nothing was stored. Set --state-dir or OUTBOX_STATE_DIR to a folder you can write."
+            ) from error
 
     def _require_no_link(self, name: str) -> None:
         """A link would lead events, tokens or evidence out of STATE; STATE itself may be one."""

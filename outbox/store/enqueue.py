@@ -211,7 +211,10 @@ def require_free_disk(box: OutboxFile) -> None:
     least = box.bounds.min_free_disk_bytes
     if not least:
         return
-    disk = os.statvfs(box.folder)
+    try:
+        disk = os.statvfs(box.folder)
+    except OSError:
+        return  # the folder is gone: the transaction says so
     free = disk.f_bavail * disk.f_frsize
     if free < least:
         raise StoreFull(

@@ -4,6 +4,7 @@ import asyncio
 import doctest
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from outbox import (
     OutboxError,
     Receipt,
     StoreClosed,
+    StoreError,
     StoreFull,
     UsageError,
 )  # fmt: skip
@@ -271,6 +273,27 @@ def test_a_file_that_was_replaced_under_a_producer_is_opened_anew(state, builder
     path.unlink()
     assert builder.depth == 0
     assert builder.enqueue("insight", {"n": 3}).seq == 1
+
+
+def test_a_state_directory_that_was_removed_is_made_anew(state, builder):
+    """A program that lives on while a person tidied up under it goes on by itself."""
+    builder.enqueue("insight", 1)
+    shutil.rmtree(state)
+    receipt = builder.enqueue("insight", 2)
+    assert (receipt.seq, receipt.duplicate, builder.depth) == (1, False, 1)
+    assert state.stat().st_mode & 0o777 == 0o700
+    with Outbox.open("builder", state_dir=state) as another:
+        assert another.depth == 1
+
+
+def test_a_state_directory_that_cannot_be_made_anew_is_a_clear_error(state):
+    """What stands in its place is left alone, and the error is one that callers expect."""
+    with Outbox.open("builder", state_dir=state) as builder:
+        shutil.rmtree(state)
+        state.write_text("a file")
+        with pytest.raises(StoreError, match="cannot be made: File exists"):
+            builder.enqueue("insight", 2)
+    assert state.read_text() == "a file"
 
 
 def test_a_damaged_file_is_set_aside(state, caplog):

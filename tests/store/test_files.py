@@ -142,9 +142,10 @@ def test_a_creator_without_room_makes_nothing(state, monkeypatch):
 
 
 def test_a_state_directory_that_cannot_be_written_is_a_clear_error(state):
-    """Here the folder of outboxes has gone."""
+    """Here something else stands in the place of the folder of outboxes."""
     state.agents.rmdir()
-    with pytest.raises(StoreError, match="cannot be made: No such file"):
+    state.agents.touch()
+    with pytest.raises(StoreError, match="cannot be made: File exists"):
         create_outbox(state, "builder", Limits(), roomy(), NOW)
 
 
