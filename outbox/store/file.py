@@ -18,7 +18,6 @@ from outbox.store.faults import FAULTS, Misplaced, store_error
 from outbox.store.group_commit import GroupCommit
 from outbox.store.locks import OwnersLock, lifecycle_byte, owners_lock, sender_byte
 from outbox.store.own_row import READ_NUMBERS, numbers_make_sense
-from outbox.store.own_tables import has_our_tables
 from outbox.store.rules import decode_rules, encode_rules
 
 BUSY_TIMEOUT_MS = 5_000
@@ -156,6 +155,8 @@ class OutboxFile(Connection):
             )
 
     def _has_our_tables(self) -> bool:
+        from outbox.store.own_tables import has_our_tables  # noqa: PLC0415 - for senders; every hook would pay
+
         try:
             return has_our_tables(self.db)
         except FAULTS as error:
