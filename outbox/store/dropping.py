@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from outbox.event import row_checksum, uuid7
 from outbox.gap import GAP_KIND, Gap, Lost, decode, widen
@@ -13,6 +13,7 @@ from outbox.outcome import Act, State, move
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember
+from outbox.store.row import own_key, readable, whole
 
 Log = Callable[[str, dict[str, Any]], None]
 
@@ -28,6 +29,25 @@ class Dropped:
     gap_seq: int
 
 
+class Going(NamedTuple):
+    """A row that is removed, as far as it can be read: a damaged one goes as any other."""
+
+    seq: int
+    kind: str
+    key: str
+    digest: bytes
+    size_bytes: int
+    occurred_at_ms: int = 0
+    accepted_at_ms: int = 0
+
+
+def going(raw: tuple[Any, ...]) -> Going:
+    """A row of OLDEST_WAITING, OLDEST_DEAD or FIND_COALESCED."""
+    seq, kind, key, digest, size_bytes, *moments = raw
+    digest = digest if isinstance(digest, bytes) else b""
+    return Going(seq, readable(kind), own_key(key, seq), digest, size_bytes, *map(whole, moments))
+
+
 def drop_waiting(
     box: OutboxFile,
     claimed_through: int,
@@ -41,9 +61,10 @@ def drop_waiting(
 
     With `accepted_before_ms` only an event accepted before that moment goes.
     """
-    row = box.maybe(sql.OLDEST_WAITING, claimed_through)
-    if row is None:
+    raw = box.maybe(sql.OLDEST_WAITING, claimed_through)
+    if raw is None:
         return None
+    row = going(raw)
     seq, kind, key, digest, size, occurred_at_ms, accepted_at_ms = row
     if accepted_before_ms is not None and accepted_at_ms >= accepted_before_ms:
         return None
@@ -60,25 +81,24 @@ def drop_waiting(
 
 def drop_dead(box: OutboxFile, count: int, reason: str, now_ms: int) -> int:
     """Drop the oldest dead letters; returns the bytes freed. Inside a transaction."""
-    rows = box.rows(sql.OLDEST_DEAD, count)
+    rows = [going(raw) for raw in box.rows(sql.OLDEST_DEAD, count)]
     state = str(move(State.DEAD, Act.DROP))
     for row in rows:
         _log(box, "dead letter", row, reason)
-    box.run_many(sql.DELETE_DEAD, [(seq,) for seq, *_ in rows])
-    freed: int = sum(size for *_, size in rows)
+    box.run_many(sql.DELETE_DEAD, [(row.seq,) for row in rows])
+    freed = sum(row.size_bytes for row in rows)
     box.run(sql.COUNT_BURIED, -len(rows), -freed)
     box.run(sql.ADD_TOTAL, f"dropped_dead:{reason}", len(rows))
-    remember(box, [(key, seq, kind, digest, state, now_ms, None) for seq, kind, key, digest, _ in rows])
+    remember(box, [(row.key, row.seq, row.kind, row.digest, state, now_ms, None) for row in rows])
     return freed
 
 
-def _log(box: OutboxFile, what: str, row: tuple[Any, ...], reason: str) -> None:
-    """Said by whoever's process drops it, before it goes; `row` begins with seq, kind and key."""
+def _log(box: OutboxFile, what: str, row: Going, reason: str) -> None:
+    """Said by whoever's process drops it, before it goes."""
     import logging  # noqa: PLC0415 - what drops nothing does not load it
 
-    seq, kind, key, *_ = row
     words = "dropping the oldest %s of %r: seq %d (%s, key %s), by the bound %s"
-    logging.getLogger("outbox").warning(words, what, box.agent, seq, kind, key, reason)
+    logging.getLogger("outbox").warning(words, what, box.agent, row.seq, row.kind, row.key, reason)
 
 
 def expire(
@@ -94,11 +114,11 @@ def expire(
     A log line says so before the first one goes.
     """
     claimed_through = box.one(sql.READ_CLAIM)[1]
-    oldest = box.maybe(sql.OLDEST_WAITING, claimed_through)
-    if oldest is None or oldest[6] >= horizon_ms:
+    raw = box.maybe(sql.OLDEST_WAITING, claimed_through)
+    if raw is None or (oldest := going(raw)).accepted_at_ms >= horizon_ms:
         return 0
     if log is not None:
-        log("expiring", {"agent": box.agent, "seq": oldest[0], "reason": "max_age"})
+        log("expiring", {"agent": box.agent, "seq": oldest.seq, "reason": "max_age"})
     with box.transaction(durable=False):
         _, claimed_through, _, open_gap_seq = box.one(sql.READ_CLAIM)
         for count in range(most):

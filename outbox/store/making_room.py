@@ -7,25 +7,22 @@ from outbox.event import Accepted
 from outbox.outcome import Act, State, move
 from outbox.policy import Fill, Room, room_for
 from outbox.store import statements as sql
-from outbox.store.dropping import drop_dead, drop_waiting
+from outbox.store.dropping import Going, drop_dead, drop_waiting, going
 from outbox.store.enqueue import Book
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 def make_room(box: OutboxFile, book: Book, event: Accepted, now_ms: int) -> StoreFull | None:
     """Remove what the event replaces and what has to make room for it; a refused event removes nothing."""
-    replaced = []
+    replaced: list[Going] = []
     if event.dedupe_key is not None:
-        replaced = box.rows(sql.FIND_COALESCED, event.dedupe_key, book.claimed_through)
+        found = box.rows(sql.FIND_COALESCED, event.dedupe_key, book.claimed_through)
+        replaced = [going(raw) for raw in found]
     size = len(event.wire_payload)
     fill = Fill(
         book.waiting - len(replaced),
-        book.waiting_bytes - sum(row[4] for row in replaced),
+        book.waiting_bytes - sum(row.size_bytes for row in replaced),
         book.dead,
         book.dead_bytes,
     )
@@ -48,15 +45,15 @@ def _in_flight(box: OutboxFile, book: Book) -> Fill:
     return Fill(events, size_bytes, 0, 0)
 
 
-def _coalesce(box: OutboxFile, book: Book, replaced: list[tuple[Any, ...]], now_ms: int) -> None:
-    for seq, kind, key, digest, size in replaced:
+def _coalesce(box: OutboxFile, book: Book, replaced: list[Going], now_ms: int) -> None:
+    for row in replaced:
         state = move(State.WAITING, Act.COALESCE)
-        remember(box, [(key, seq, kind, digest, str(state), now_ms, None)])
-        box.run(sql.DELETE_EVENT, seq)
-        box.run(sql.DELETE_TRIES, seq)
-        box.run(sql.COUNT_SETTLED, 1, size, 0)
+        remember(box, [(row.key, row.seq, row.kind, row.digest, str(state), now_ms, None)])
+        box.run(sql.DELETE_EVENT, row.seq)
+        box.run(sql.DELETE_TRIES, row.seq)
+        box.run(sql.COUNT_SETTLED, 1, row.size_bytes, 0)
         box.run(sql.ADD_TOTAL, "coalesced", 1)
-        book.lose(seq, size, state)
+        book.lose(row.seq, row.size_bytes, state)
 
 
 def _drop_oldest(box: OutboxFile, book: Book, event: Accepted, now_ms: int) -> None:

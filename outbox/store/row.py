@@ -67,7 +67,7 @@ def _read(stream: str, raw: tuple[Any, ...]) -> Row:
         if progress is not None:
             progress = progress.decode()
             sound = sound and type(json.loads(progress)) is dict
-    if not sound or type(accepted_at_ms) is not int:
+    if not sound or type(accepted_at_ms) is not int or type(digest) is not bytes:
         return _damaged(raw)
     return Row(
         seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest, known, sound,
@@ -80,10 +80,10 @@ def _damaged(raw: tuple[Any, ...]) -> Row:
     (seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest, extra, _,
      sends, attempts, crashes, first_try_at_ms, history, _) = raw  # fmt: skip
     return Row(
-        seq, readable(kind), _own_key(key, seq), wire if isinstance(wire, bytes) else b"", readable(shape),
-        _number(occurred_at_ms), _number(accepted_at_ms), digest if isinstance(digest, bytes) else b"",
-        read_object(extra), _UNSOUND, _number(sends), _number(attempts), _number(crashes),
-        None if first_try_at_ms is None else _number(first_try_at_ms),
+        seq, readable(kind), own_key(key, seq), wire if isinstance(wire, bytes) else b"", readable(shape),
+        whole(occurred_at_ms), whole(accepted_at_ms), digest if isinstance(digest, bytes) else b"",
+        read_object(extra), _UNSOUND, whole(sends), whole(attempts), whole(crashes),
+        None if first_try_at_ms is None else whole(first_try_at_ms),
         json.dumps(read_history(history)), None,
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def readable(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
 
 
-def _own_key(key: object, seq: int) -> str:
+def own_key(key: object, seq: int) -> str:
     """The key, or one that no other event has where it cannot be read."""
     try:
         return key.decode() if isinstance(key, bytes) else f"damaged-{seq}"
@@ -101,7 +101,8 @@ def _own_key(key: object, seq: int) -> str:
         return f"damaged-{seq}"
 
 
-def _number(value: object) -> int:
+def whole(value: object) -> int:
+    """A stored number; 0 in the place of what damage made of one."""
     return value if isinstance(value, int) else 0
 
 

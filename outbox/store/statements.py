@@ -63,14 +63,19 @@ INSERT INTO events (seq, kind, key, wire_payload, shape, occurred_at_ms, accepte
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 DELETE_EVENT = "DELETE FROM events WHERE seq = ?"
 
+# What a row that goes is remembered by; the texts as bytes, as in the head of the queue.
+_GOING = """
+SELECT seq, CAST(kind AS BLOB), CAST(key AS BLOB), digest, coalesce(octet_length(wire_payload), 0)"""
+
 # The coalesce events of one dedupe key that are not in flight.
-FIND_COALESCED = """
-SELECT seq, kind, key, digest, octet_length(wire_payload) FROM events WHERE dedupe_key = ? AND seq > ?"""
+FIND_COALESCED = _GOING + " FROM events WHERE dedupe_key = ? AND seq > ?"
 
 # The oldest event that a bound may drop: waiting, not in flight, no gap.
-OLDEST_WAITING = """
-SELECT seq, kind, key, digest, octet_length(wire_payload), occurred_at_ms, accepted_at_ms FROM events
-WHERE seq > ? AND kind <> 'outbox-gap' ORDER BY seq LIMIT 1"""
+OLDEST_WAITING = (
+    _GOING
+    + """, occurred_at_ms, accepted_at_ms FROM events
+WHERE seq > ? AND kind IS NOT 'outbox-gap' ORDER BY seq LIMIT 1"""
+)
 
 # How many events are in flight, and their bytes.
 IN_FLIGHT_FILL = """
@@ -138,7 +143,7 @@ SELECT seq, ?, ?, coalesce(CAST(wire_payload AS BLOB), x''), ?, ?, ?, ?, dedupe_
        checksum, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 FROM events WHERE seq = ?"""
 DELETE_DEAD = "DELETE FROM dead WHERE seq = ?"
-OLDEST_DEAD = "SELECT seq, kind, key, digest, octet_length(wire_payload) FROM dead ORDER BY seq LIMIT ?"
+OLDEST_DEAD = _GOING + " FROM dead ORDER BY seq LIMIT ?"
 
 # All that is known of dead letters: of all of them, or of one; the first columns are those of an event.
 _WHOLE_LETTER = """

@@ -17,6 +17,7 @@ from boxes import (
     deliver,
     event,
     fill,
+    gaps,
     kill,
     make_box,
     put,
@@ -34,6 +35,7 @@ from outbox.errors import StoreDamaged, StoreError, StoreTooNew, UsageError
 from outbox.outcome import Reason
 from outbox.store import schema
 from outbox.store.dead import replay
+from outbox.store.dropping import expire
 from outbox.store.enqueue import enqueue
 from outbox.store.file import open_outbox
 from outbox.store.inspect import dead_letters, read_status
@@ -70,6 +72,7 @@ DAMAGES = {
     "time changed": "UPDATE events SET occurred_at_ms = 7 WHERE seq = 1",
     "time a text": "UPDATE events SET occurred_at_ms = 'then' WHERE seq = 1",
     "acceptance a text": "UPDATE events SET accepted_at_ms = 'then' WHERE seq = 1",
+    "digest a number": "UPDATE events SET digest = 5 WHERE seq = 1",
     "checksum changed": "UPDATE events SET checksum = checksum + 1 WHERE seq = 1",
     "shape unknown": "UPDATE events SET shape = 'objec' WHERE seq = 1",
     "shape no UTF-8": "UPDATE events SET shape = CAST(x'ff' AS TEXT) WHERE seq = 1",
@@ -134,6 +137,53 @@ def test_an_event_without_one_of_its_values_is_listed(state, column):
     with contextlib.closing(open_outbox(state, box.path)) as box:
         assert [found.seq for found in listed(box)] == [1, 2]
         assert [record.seq for record in everything(box)] == [1, 2]
+
+
+COLUMNS = ["kind", "key", "wire_payload", "occurred_at_ms", "accepted_at_ms", "digest"]
+
+
+def damage_a_value(state, box, table, column):
+    """No value at all, or, of a text, one that is no UTF-8; the file opened anew."""
+    box.close()
+    put_damaged(box.path, table, column, None)
+    box = open_outbox(state, box.path)
+    if column == "kind":
+        change(box, f"UPDATE {table} SET kind = CAST(x'ff' AS TEXT)")
+    return box
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_damaged_event_makes_room_as_any_other(state, column):
+    """It is the oldest, and the outbox is full: no producer is refused for it."""
+    box = make_box(state, max_events=2)
+    fill(box, 2)
+    with contextlib.closing(damage_a_value(state, box, "events", column)) as box:
+        assert fill(box, 2) == [3, 4]
+        ((_, told),) = gaps(box).items()
+        assert (told["firstSeq"], told["lastSeq"], told["count"]) == (1, 2, 2)
+        assert [fault for fault in verify_counters(box) if "bytes" not in fault] == []
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_damaged_dead_letter_makes_room_as_any_other(state, column):
+    """As an event that waits."""
+    box = make_box(state, max_events=2)
+    fill(box, 2)
+    kill(box, 2)
+    with contextlib.closing(damage_a_value(state, box, "dead", column)) as box:
+        assert fill(box, 2) == [3, 4]
+        assert dead_seqs(box) == []
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_damaged_event_can_be_replaced_and_grows_too_old(state, column):
+    """Whatever takes a row away, takes a damaged one away."""
+    box = make_box(state, max_age_ms=1)
+    put(box, event({"n": 1}, mode="coalesce", dedupe_key="d"), event({"n": 2}))
+    with contextlib.closing(damage_a_value(state, box, "events", column)) as box:
+        assert put(box, event({"n": 3}, mode="coalesce", dedupe_key="d")) == [3]
+        assert seqs(box) == [2, 3]
+        assert expire(box, NOW + 1, now_ms=NOW + 2) == 2
 
 
 @pytest.mark.parametrize("column", ["seq", "kind", "digest", "state", "at_ms"])
