@@ -363,7 +363,7 @@ def test_nobody_hears_the_last_line(state, gone):
     put(state, "builder", 0)
     reading, broken = os.pipe()
     os.close(reading)
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         status = ran(
             state, "--flush-timeout", "0", "--", "sh", "-c", "exit 3", stderr=broken if gone else full
         )
