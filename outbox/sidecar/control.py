@@ -7,6 +7,7 @@ import json
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from outbox.sidecar.listening import connect, listen
 _MOST_BYTES = 65_536
 _REQUEST_WITHIN_S = 5.0
 _ANSWER_WITHIN_S = 5.0
+_ACCEPT_AGAIN_S = 0.1
 _MOST_ID_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A hand-off as its issuer announced it; `answer` is called once, or twice when it waits."""
+    """A hand-off as its issuer announced it; `answer` is called once: at its end when the issuer `waits`."""
 
     command_id: str
     generation: int | None
@@ -45,6 +47,7 @@ class ControlSocket:
         self._path = path
         self._nudge = nudge
         self._heard: queue.SimpleQueue[Announcement] = queue.SimpleQueue()
+        self._over = threading.Event()
         self._listener = listen(path)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
@@ -60,6 +63,7 @@ class ControlSocket:
     def close(self) -> None:
         """Hear nothing any more."""
         self._path.unlink(missing_ok=True)
+        self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(_REQUEST_WITHIN_S + 1)
@@ -68,11 +72,12 @@ class ControlSocket:
             announcement.answer(refused("stopping", "The sidecar is about to end. Nothing was announced."))
 
     def _serve(self) -> None:
-        while True:
+        while not self._over.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed, or no descriptor is free just now (accept(2): EMFILE, ENFILE)
+                self._over.wait(_ACCEPT_AGAIN_S)
+                continue
             try:
                 self._heard.put(_read(connection))
             except (OSError, ValueError, RecursionError) as error:
@@ -91,9 +96,14 @@ def refused(code: str, message: str) -> dict[str, Any]:
 
 def _read(connection: socket.socket) -> Announcement:
     """One announcement; raises ValueError, or OSError when it does not come."""
-    connection.settimeout(_REQUEST_WITHIN_S)
+    end = time.monotonic() + _REQUEST_WITHIN_S
     text = b""
-    while not text.endswith(b"\n") and (chunk := connection.recv(_MOST_BYTES)):
+    while not text.endswith(b"\n"):
+        if (left_s := end - time.monotonic()) <= 0:
+            raise TimeoutError("it did not come in time")
+        connection.settimeout(left_s)
+        if not (chunk := connection.recv(_MOST_BYTES)):
+            break
         text += chunk
         if len(text) > _MOST_BYTES:
             raise ValueError("it is too long")
