@@ -9,9 +9,9 @@ from typing import Any
 
 from outbox.cli.output import clean, emit_json, say
 from outbox.cli.where import settings_to_look, state_of
-from outbox.errors import OutboxError, UsageError
+from outbox.errors import OutboxError, StoreError, UsageError
 from outbox.sidecar.control import announce
-from outbox.sidecar.handoff import VARIABLE, note_compaction
+from outbox.sidecar.handoff import COMPACTED, VARIABLE, note_in
 from outbox.sidecar.record import Place, living
 from outbox.store.directory import StateDirectory
 
@@ -45,12 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tell the sidecar; 0, or 4 when the hand-off comes to nothing, 69 when no such sidecar runs."""
+    """Tell the sidecar; 0, 4 when the hand-off comes to nothing, 2 where none is meant, 69: no answer."""
     state = state_of(settings_to_look(args))
     place, told = sidecar_of(state, args.agent or None)
     if args.act == "compacted":
-        noted = note_compaction(state, str(told["agent"]))
-        emit_json({"noted": noted}) if args.json else say("Noted for the next hand-off.")
+        if not note_in(place.notes, {"note": COMPACTED}):
+            raise StoreError(
+                f"The compaction could not be noted in {str(place.notes)!r}: the sidecar of "
+                f"{told.get('agent')!r} has just ended, or the disk takes nothing. After a hand-off its "
+                "command would start fresh; events are not affected. See: outbox status"
+            )
+        emit_json({"noted": True}) if args.json else say("Noted for the next hand-off.")
         return 0
     answer = announce(place.control, args.command_id, args.generation, wait=args.wait)
     if "error" in answer:

@@ -29,23 +29,33 @@ def note_compaction(state: StateDirectory, agent: str) -> bool:
 
 def note_session(state: StateDirectory, agent: str, session_id: str) -> bool:
     """This agent's command is in this session; whether a sidecar will hear of it."""
-    if not session_id or len(session_id) > _MOST_ID_CHARS or session_id.startswith("-"):
-        return False  # it becomes a word of a command line
+    if not names_session(session_id):
+        return False
     return _note(state, agent, {"note": SESSION, "sessionId": session_id})
 
 
+def names_session(session_id: object) -> bool:
+    """Whether this can be the word of a command line that names a session: no option, nothing unprintable."""
+    if not isinstance(session_id, str) or not 0 < len(session_id) <= _MOST_ID_CHARS:
+        return False
+    return session_id.isprintable() and not session_id.startswith("-")
+
+
 def _note(state: StateDirectory, agent: str, note: dict[str, str]) -> bool:
+    noted = [note_in(path, note) for path in _notes_of(state.path / "sidecars", agent)]
+    return any(noted)
+
+
+def note_in(path: Path, note: dict[str, str]) -> bool:
+    """Note it in the file of one sidecar; whether that could be done."""
     line = json.dumps(note).encode() + b"\n"
-    noted = False
-    for path in _notes_of(state.path / "sidecars", agent):
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)  # it is there, or nobody reads it
-            try:
-                os.write(fd, line)
-            finally:
-                os.close(fd)
-            noted = True
-    return noted
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)  # it is there, or nobody reads it
+        try:
+            return os.write(fd, line) == len(line)
+        finally:
+            os.close(fd)
+    return False
 
 
 def _notes_of(folder: Path, agent: str) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 from outbox.errors import StoreError
 from outbox.sidecar.child import status_in_words
 from outbox.sidecar.control import Announcement, ControlSocket, refused
-from outbox.sidecar.handoff import COMPACTED, SESSION, Notes
+from outbox.sidecar.handoff import COMPACTED, SESSION, Notes, names_session
 from outbox.sidecar.launch import relaunched
 from outbox.sidecar.record import Place
 from outbox.sidecar.resume import (
@@ -145,7 +145,7 @@ class Resumer:
         for note in self._notes.read():
             if note.get("note") == COMPACTED:
                 self._step(Compacted())
-            elif note.get("note") == SESSION and isinstance(note.get("sessionId"), str):
+            elif note.get("note") == SESSION and names_session(note.get("sessionId")):
                 self._step(SessionKnown(note["sessionId"]))
 
     def _step(self, event: Event) -> None:

@@ -11,9 +11,10 @@ import tempfile
 import pytest
 from processes import QUICK, ROOT, DaemonProcess, environment, outbox_command, wait_for
 
+import outbox.sidecar.control
 from outbox.sidecar.control import ControlSocket
 from outbox.sidecar.handoff import note_compaction, note_session
-from outbox.sidecar.record import living
+from outbox.sidecar.record import Record, living
 from outbox.store.directory import StateDirectory
 from relay_client.reference.process import RelayProcess
 
@@ -370,6 +371,90 @@ def test_what_is_no_announcement(control, line):
             assert json.loads(answers.readline())["error"]["code"] == "usage"
 
 
+def test_an_announcement_that_drips_keeps_nobody_waiting(tmp_path, monkeypatch):
+    """The time is that of the whole line: a byte now and then does not make it longer."""
+    monkeypatch.setattr(outbox.sidecar.control, "_REQUEST_WITHIN_S", 0.3)
+    listening = ControlSocket(tmp_path / "s.control", lambda: None)
+    with contextlib.closing(listening), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(tmp_path / "s.control"))
+        connection.settimeout(0.05)
+
+        def is_refused():
+            try:
+                connection.sendall(b"x")
+                return b"error" in connection.recv(1_000)
+            except TimeoutError:
+                return False
+            except (BrokenPipeError, ConnectionResetError):
+                return True
+
+        wait_for(is_refused, 20)
+
+
+# An announcement that comes while no descriptor is free; prints how many were heard, and the answer.
+WITHOUT_DESCRIPTORS = r"""
+import resource, subprocess, sys, time
+from pathlib import Path
+from outbox.sidecar.control import ControlSocket
+asking = r'''
+import socket, sys
+connection = socket.socket(socket.AF_UNIX)
+sys.stdin.readline()
+connection.connect(sys.argv[1])
+connection.sendall(b'{"act": "begin", "commandId": "c"}\n')
+print("asked", flush=True)
+print(connection.recv(100).decode(), flush=True)
+'''
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+with subprocess.Popen([sys.executable, "-c", asking, sys.argv[1]], **pipes) as issuer:
+    listening = ControlSocket(Path(sys.argv[1]), lambda: None)
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, usual[1]))
+    issuer.stdin.write("\n")
+    issuer.stdin.flush()
+    issuer.stdout.readline()
+    time.sleep(0.3)  # in which it is accepted in vain
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    end = time.monotonic() + 20
+    while not (heard := listening.take()) and time.monotonic() < end:
+        time.sleep(0.01)
+    for announcement in heard:
+        announcement.answer({})
+    print(len(heard), issuer.stdout.readline() if heard else issuer.kill())
+    listening.close()
+"""
+
+
+def test_a_time_without_descriptors_ends_no_hearing(tmp_path):
+    """An announcement that no descriptor was free for is heard once there is one."""
+    words = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path / "s.control")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "{}"]
+
+
+def test_a_compaction_is_noted_for_the_sidecar_that_is_named(tmp_path):
+    """Also below another one; where it cannot be noted, nobody is told that it was."""
+
+    def noted():
+        words = [sys.executable, "-m", "outbox", "handoff", "compacted", "--agent", "other"]
+        env = environment(str(tmp_path), {"daemon.state_dir": str(tmp_path)})
+        env["OUTBOX_SIDECAR"] = around.place.name
+        return subprocess.run(words, env=env, cwd=ROOT, capture_output=True, check=False)
+
+    around, named = Record(tmp_path), Record(tmp_path)
+    with contextlib.closing(around), contextlib.closing(named):
+        for record, agent in ((around, "builder"), (named, "other")):
+            record.write({"agent": agent, "selfResume": True})
+            record.place.notes.touch()
+        assert noted().returncode == 0
+        assert around.place.notes.read_bytes() == b""
+        assert json.loads(named.place.notes.read_bytes()) == {"note": "compacted"}
+        named.place.notes.unlink()
+        done = noted()
+        assert (done.returncode, done.stdout) == (4, b"")
+        assert b"could not be noted" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def control(tmp_path_factory):
     """A control socket in this process."""
@@ -392,7 +477,8 @@ def test_notes_go_to_the_sidecar_around_us_or_to_the_agents(tmp_path, monkeypatc
         (folder / f"{name}.json").write_text(json.dumps({"agent": agent}) + "\n")
         (folder / f"{name}.notes").touch()
     assert note_session(state, "builder", "s-1")
-    assert note_session(state, "builder", "--dangerous") is False
+    for none in ("--dangerous", "", "a\0b", "\ud800", "s" * 600):  # no word of a command line
+        assert note_session(state, "builder", none) is False
     monkeypatch.setenv("OUTBOX_SIDECAR", "3-c")
     assert note_compaction(state, "whoever")
     sizes = {path.name: path.read_text().count("\n") for path in folder.glob("*.notes")}
