@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 READ_NUMBERS = """
 SELECT last_seq, claimed_through, waiting, dead, (SELECT max(seq) FROM events), (SELECT max(seq) FROM dead),
        waiting_bytes, dead_bytes, receipt_bytes, accepted, delivered, dropped, generation, claim_unsafe,
-       open_gap_seq, paused_at_ms, blocked_since_ms, blocked_next_ms, blocked_reason, blocked_detail
+       open_gap_seq, paused_at_ms, blocked_since_ms, blocked_next_ms, blocked_reason, blocked_detail,
+       (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)
 FROM outbox"""
 
 
 def numbers_make_sense(row: tuple[Any, ...]) -> bool:
-    """Whether all are of their types, and none is below what rows prove; `row` is of READ_NUMBERS."""
-    last_seq, claimed_through, waiting, dead, event, letter, *rest = row
+    """Whether all are of their types, none below what rows prove, nor above what the file can hold.
+
+    `row` is of READ_NUMBERS.
+    """
+    last_seq, claimed_through, waiting, dead, event, letter, *rest, file_bytes = row
     counts, moments, texts = (last_seq, claimed_through, waiting, dead, *rest[:8]), rest[8:12], rest[12:]
+    waiting_bytes, dead_bytes = rest[:2]
     return (
         all(type(count) is int and count >= 0 for count in counts)
-        and all(moment is None or type(moment) is int for moment in moments)
+        and all(moment is None or (type(moment) is int and moment >= 0) for moment in moments)
         and all(text is None or type(text) is str for text in texts)
         and last_seq >= max(event or 0, letter or 0, claimed_through, waiting, dead)
+        and waiting_bytes + dead_bytes <= file_bytes
     )

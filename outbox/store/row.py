@@ -106,6 +106,11 @@ def whole(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
+def http_status(value: object) -> int | None:
+    """A stored status of an answer; None in the place of what is none."""
+    return value if type(value) is int and 0 <= value <= 999 else None
+
+
 def longer_history(history: str, trouble: Trouble | None) -> str:
     """The history with one more trouble; the oldest go beyond twenty."""
     if trouble is None:
