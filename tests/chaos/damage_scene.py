@@ -62,7 +62,7 @@ class Damaged:
         """One piece of damage."""
         victim, other = self.chance.sample(AGENTS, 2)
         acts = (
-            *[self.flip, self.zero, self.cut, self.lengthen, self.foreign_pages] * 2,
+            *[self.flip, self.zero, self.cut, self.lengthen, self.foreign_pages, self.flip_at_rest] * 2,
             self.foreign_log, self.foreign_index, self.swap_logs, self.no_log, self.no_main,
             self.foreign_main, self.swap_mains, self.swap_all, self.moved_page, self.of_the_state,
         )  # fmt: skip
@@ -87,18 +87,33 @@ class Damaged:
     def flip(self, victim, _other):
         """Some bytes, or one bit, are others."""
         path = self._any_file(victim)
+        size = path.stat().st_size
+        number = self.chance.choice([1, 1, 5, 100]) if size else 0
+        self._flip(path, victim, [self.chance.randrange(size) for _ in range(number)])
+
+    def flip_at_rest(self, victim, _other):
+        """One byte of what makes a file an outbox, where no log has it right: header, own row, tables."""
+        path = self.files[victim]
+        data = path.read_bytes()
+        pages = [page for page in range(len(data) // PAGE) if b"CREATE" in data[page * PAGE :][:PAGE]]
+        start = self.chance.choice([0, OWN_PAGE, *pages]) * PAGE
+        spots = [at for at in range(start, start + PAGE) if data[at : at + 1].strip(b"\0")]
+        self.side(victim, "-wal").unlink(missing_ok=True)
+        self.untold = True
+        if spots:
+            self._flip(path, victim, [self.chance.choice(spots)])
+
+    def _flip(self, path, victim, spots):
         data = bytearray(path.read_bytes())
         told = _told_of_itself(data)
-        for _ in range(self.chance.choice([1, 1, 5, 100])):
-            if data:
-                at = self.chance.randrange(len(data))
-                data[at] ^= 1 << self.chance.randrange(8)
-                if path == self.files[victim] and data[at - at % PAGE] == POINTERS:
-                    self.misplaced.add(victim)
+        for at in spots:
+            data[at] ^= 1 << self.chance.randrange(8)
+            if path == self.files[victim] and data[at - at % PAGE] == POINTERS:
+                self.misplaced.add(victim)
         path.write_bytes(data)
         if path == self.files[victim]:  # it may say that it is agent-q's, or a newer release's
             self.may_be_refused |= _told_of_itself(data) != told
-        self._note("flip", path.name, victims=[victim])
+        self._note("flip", path.name, *spots[:5], victims=[victim])
 
     def zero(self, victim, _other):
         """A stretch holds nothing, or noise."""
