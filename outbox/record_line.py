@@ -26,6 +26,7 @@ HEADER = "outbox-export"
 
 # Numbers stay far below 2^63, so that none is ever missing for the events that come after an import.
 _MOST_SEQ = 10**15
+_DIGEST_BYTES = 16
 _is_whole = re.compile(r"[0-9]{1,19}").fullmatch
 _is_digest = re.compile(r"[0-9a-f]{32}").fullmatch
 
@@ -103,7 +104,7 @@ def _stamped_again(record: Record, agent: str, payload: str) -> Accepted:
 
 def _bookkeeping(event: Accepted) -> dict[str, str]:
     given = {
-        "digest": quoted(event.digest.hex()) if event.digest else None,
+        "digest": quoted(event.digest.hex()) if len(event.digest) == _DIGEST_BYTES else None,
         "scoped": "true" if event.scoped else None,
         "notes": dump(dict(event.notes)) if event.notes else None,
         "replayedFrom": None if event.replayed_from is None else str(event.replayed_from),

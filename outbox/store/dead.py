@@ -20,7 +20,7 @@ from outbox.store.dropping import drop_dead
 from outbox.store.enqueue import extra_text
 from outbox.store.faults import unmovable
 from outbox.store.file import OutboxFile
-from outbox.store.inspect import DeadLetter
+from outbox.store.inspect import DeadLetter, listed_letter
 from outbox.store.receipts import remember
 from outbox.store.records import letter_of
 from outbox.store.row import Row, longer_history, read_object, storable
@@ -91,7 +91,7 @@ def chosen(box: OutboxFile, choice: Choice) -> list[DeadLetter]:
     """The dead letters that are meant, oldest first."""
     lists = [None if one is None else json.dumps(one) for one in (choice.seqs, choice.reasons, choice.kinds)]
     rows = box.rows(sql.CHOOSE_DEAD, *lists, choice.failed_before_ms, choice.failed_after_ms)
-    return [DeadLetter(*row) for row in rows]
+    return [listed_letter(row) for row in rows]
 
 
 # Replay -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from outbox.outcome import Blocked
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
-from outbox.store.row import read_history, readable
+from outbox.store.row import http_status, read_history, readable, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,16 @@ def _head(box: OutboxFile) -> Head | None:
 def dead_letters(box: OutboxFile) -> Iterator[DeadLetter]:
     """The dead letters of an outbox, oldest first."""
     for row in box.rows(sql.LIST_DEAD):
-        yield DeadLetter(*row)
+        yield listed_letter(row)
+
+
+def listed_letter(raw: tuple[Any, ...]) -> DeadLetter:
+    """A row of LIST_DEAD or CHOOSE_DEAD, as far as it can be read."""
+    seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms = raw
+    return DeadLetter(
+        seq, readable(kind), readable(key), whole(occurred_at_ms), readable(reason), http_status(status),
+        readable(detail), whole(attempts), whole(failed_at_ms),
+    )  # fmt: skip
 
 
 def totals(box: OutboxFile) -> dict[str, int]:

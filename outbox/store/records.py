@@ -15,10 +15,11 @@ from outbox.outcome import Reason, State
 from outbox.record import Letter, Record, Remembered, Tries
 from outbox.store import statements as sql
 from outbox.store.file import OutboxFile
-from outbox.store.row import Row, readable, sender_row
+from outbox.store.row import Row, http_status, readable, sender_row, whole
 from outbox.wire_text import Stamp, make_wire
 
 _PAGE = 500
+_REASONS = frozenset(map(str, Reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,11 @@ def listed(
 
 def _listed(raw: tuple[Any, ...], claimed_through: int) -> Listed:
     seq, kind, key, *numbers = raw
-    occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts = map(_whole, numbers)
+    occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts = map(whole, numbers)
     return Listed(
         seq, readable(kind), readable(key), occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts,
         in_flight=seq <= claimed_through,
     )  # fmt: skip
-
-
-def _whole(value: object) -> int:
-    """A number as it stands there; 0 in the place of what damage made of one."""
-    return value if type(value) is int else 0
 
 
 def find(box: OutboxFile, word: str) -> Found | None:
@@ -154,6 +150,9 @@ def dead_records(box: OutboxFile, seqs: frozenset[int]) -> Iterator[Record]:
 def _as_it_may_go(record: Record, *, unsafe: bool) -> Record:
     if not record.sound:
         return _damaged(record)
+    if record.letter is not None and record.letter.reason not in _REASONS:
+        letter = dataclasses.replace(record.letter, reason=str(Reason.OUTCOME_UNKNOWN))
+        return dataclasses.replace(record, letter=letter)
     if not unsafe:
         return record
     detail = "it was in flight when it was moved; whether it had its effect is not known"
@@ -187,7 +186,8 @@ def _waiting(stream: str, raw: tuple[Any, ...]) -> Record:
 
 def _dead(stream: str, raw: tuple[Any, ...]) -> Record:
     row = sender_row(stream, raw[1:17])
-    letter = Letter(*raw[17:])
+    reason, failed_at_ms, status, *texts = raw[17:]
+    letter = Letter(readable(reason), max(0, whole(failed_at_ms)), http_status(status), *map(readable, texts))
     sound = row.sound and letter.reason != Reason.DAMAGED
     return Record(_event(row, raw[0]), row.seq, row.accepted_at_ms, _tries(row), letter, sound)
 

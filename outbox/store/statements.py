@@ -150,7 +150,8 @@ _WHOLE_LETTER = """
 SELECT CAST(dedupe_key AS BLOB), seq, CAST(kind AS BLOB), CAST(key AS BLOB), CAST(wire_payload AS BLOB),
        CAST(shape AS BLOB), occurred_at_ms, accepted_at_ms, digest, CAST(extra AS BLOB), checksum, sends,
        attempts, 0, coalesce(first_try_at_ms, -1), CAST(history AS BLOB), CAST(progress AS BLOB),
-       reason, failed_at_ms, status, code, detail, answer, path
+       CAST(reason AS BLOB), failed_at_ms, status, CAST(code AS BLOB), CAST(detail AS BLOB),
+       CAST(answer AS BLOB), CAST(path AS BLOB)
 FROM dead"""
 WHOLE_LETTERS = _WHOLE_LETTER + " ORDER BY seq"
 WHOLE_LETTER = _WHOLE_LETTER + " WHERE seq = ?"
@@ -164,18 +165,17 @@ INSERT INTO dead (seq, kind, key, wire_payload, shape, occurred_at_ms, accepted_
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 # Those that a person chose, oldest first; a choice that is null does not count, the lists are JSON arrays.
-CHOOSE_DEAD = """
-SELECT seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms
-FROM dead
+_LISTED_LETTER = """
+SELECT seq, CAST(kind AS BLOB), CAST(key AS BLOB), occurred_at_ms, CAST(reason AS BLOB), status,
+       CAST(detail AS BLOB), attempts, failed_at_ms
+FROM dead"""
+_CHOSEN = """
 WHERE (?1 IS NULL OR seq IN (SELECT value FROM json_each(?1)))
   AND (?2 IS NULL OR reason IN (SELECT value FROM json_each(?2)))
   AND (?3 IS NULL OR kind IN (SELECT value FROM json_each(?3)))
-  AND (?4 IS NULL OR failed_at_ms < ?4) AND (?5 IS NULL OR failed_at_ms > ?5)
-ORDER BY seq"""
-
-LIST_DEAD = """
-SELECT seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms
-FROM dead ORDER BY seq"""
+  AND (?4 IS NULL OR failed_at_ms < ?4) AND (?5 IS NULL OR failed_at_ms > ?5)"""
+CHOOSE_DEAD = _LISTED_LETTER + _CHOSEN + " ORDER BY seq"
+LIST_DEAD = _LISTED_LETTER + " ORDER BY seq"
 
 # Keys and totals --------------------------------------------------------------------------------------------
 

@@ -32,9 +32,11 @@ from boxes import (
 )  # fmt: skip
 
 from outbox.errors import StoreDamaged, StoreError, StoreTooNew, UsageError
+from outbox.event import Limits
 from outbox.outcome import Reason
+from outbox.record_line import read_line, read_record, record_line
 from outbox.store import schema
-from outbox.store.dead import replay
+from outbox.store.dead import Choice, chosen, discard_each, replay
 from outbox.store.dropping import expire
 from outbox.store.enqueue import enqueue
 from outbox.store.file import open_outbox
@@ -173,6 +175,33 @@ def test_a_damaged_dead_letter_makes_room_as_any_other(state, column):
     with contextlib.closing(damage_a_value(state, box, "dead", column)) as box:
         assert fill(box, 2) == [3, 4]
         assert dead_seqs(box) == []
+
+
+TEXTS = ("kind", "key", "reason", "detail", "code", "answer", "path")
+OF_A_LETTER = (*TEXTS, "wire_payload", "digest", "occurred_at_ms", "attempts", "failed_at_ms", "status")
+
+
+@pytest.mark.parametrize("value", [None, b"\xff", 1 << 60])
+@pytest.mark.parametrize("column", OF_A_LETTER)
+def test_a_damaged_dead_letter_is_listed_exported_and_thrown_away(state, column, value):
+    """As far as it can be read; the one behind it too."""
+    box = make_box(state)
+    fill(box, 2)
+    kill(box, 2)
+    box.close()
+    put_damaged(box.path, "dead", column, value)
+    with contextlib.closing(open_outbox(state, box.path)) as box:
+        if type(value) is bytes and column in TEXTS:
+            change(box, f"UPDATE dead SET {column} = CAST(x'ff' AS TEXT)")
+        assert [letter.seq for letter in dead_letters(box)] == [1, 2]
+        assert [letter.seq for letter in chosen(box, Choice())] == [1, 2]
+        for letter in dead_letters(box):
+            assert {type(text) for text in (letter.kind, letter.key, letter.reason, letter.detail)} == {str}
+            assert {type(n) for n in (letter.occurred_at_ms, letter.attempts, letter.failed_at_ms)} == {int}
+        with box.snapshot():
+            lines = [record_line("builder", record) for record in everything(box)]
+        assert [read_record(read_line(line), Limits()).letter is not None for line in lines] == [True, True]
+        assert discard_each(box, [1, 2], NOW) == [1, 2]
 
 
 @pytest.mark.parametrize("column", COLUMNS)
