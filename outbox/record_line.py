@@ -25,8 +25,9 @@ FORMAT = 1
 HEADER = "outbox-export"
 
 # Numbers stay far below 2^63, so that none is ever missing for the events that come after an import.
-_MOST_SEQ = 10**15
+MOST_SEQ = 10**15
 _DIGEST_BYTES = 16
+_TEXTS = ("code", "detail", "answer", "path")
 _is_whole = re.compile(r"[0-9]{1,19}").fullmatch
 _is_digest = re.compile(r"[0-9a-f]{32}").fullmatch
 
@@ -199,12 +200,12 @@ def read_record(line: Line, limits: Limits) -> Record | Remembered:
     fields = dict(line.fields)
     if line.type == "receipt":
         return _read_receipt(fields)
-    seq = _whole(fields, "seq", 0, most=_MOST_SEQ)
+    seq = _whole(fields, "seq", 0, most=MOST_SEQ)
     accepted_at_ms = _whole(fields, "acceptedAt", None)
     tries = _read_tries(fields)
     letter = _read_letter(fields) if line.type == "dead" else None
     if letter is not None and letter.reason == Reason.UNKNOWN_KIND:  # it waits for a release that knows it
-        limits = limits._replace(custom_kinds=(*limits.custom_kinds, _kind(fields)))
+        limits = limits._replace(custom_kinds=(*limits.custom_kinds, _text(fields, "kind") or ""))
     if letter is not None and letter.reason == Reason.DAMAGED:
         event = _read_damaged(fields)
     elif line.type == "gap":
@@ -214,8 +215,10 @@ def read_record(line: Line, limits: Limits) -> Record | Remembered:
     return Record(event, seq, accepted_at_ms, tries, letter, sound="raw" not in line.fields)
 
 
-def _kind(fields: Mapping[str, str]) -> str:
-    return text_value(fields.get("kind", "null")) or ""
+def _text(fields: Mapping[str, str], name: str) -> str | None:
+    """A text as UTF-8 can hold it: JSON may have halves of surrogate pairs, which become question marks."""
+    text = text_value(fields.get(name, "null"))
+    return text if text is None else text.encode("utf-8", "replace").decode()
 
 
 def _read_event(agent: str, fields: dict[str, str], limits: Limits) -> Accepted:
@@ -270,7 +273,7 @@ def _read_damaged(fields: dict[str, str]) -> Accepted:
     except ValueError:
         raise UsageError('"raw" is not base64') from None
     key, at_ms = check_key(text_value(fields.get(KEY, "null"))), _whole(fields, TIME, None)
-    return Accepted(_kind(fields)[:200], key, raw, "object", at_ms, _digest(fields))
+    return Accepted((_text(fields, "kind") or "")[:200], key, raw, "object", at_ms, _digest(fields))
 
 
 def _read_receipt(fields: dict[str, str]) -> Remembered:
@@ -279,12 +282,12 @@ def _read_receipt(fields: dict[str, str]) -> Remembered:
         raise UsageError(f"the state of a receipt is one of {', '.join(_GONE)}")
     return Remembered(
         check_key(text_value(fields.get(KEY, "null"))),
-        _whole(fields, "seq", 0, most=_MOST_SEQ),
-        text_value(fields.get("kind", "null")) or "",
+        _whole(fields, "seq", 0, most=MOST_SEQ),
+        _text(fields, "kind") or "",
         _digest(fields),
         state,
         _whole(fields, "at", None),
-        text_value(fields.get("result", "null")),
+        _text(fields, "result"),
     )
 
 
@@ -311,7 +314,9 @@ def _read_letter(fields: dict[str, str]) -> Letter:
     if reason not in list(Reason):
         raise UsageError(f"the reason of a dead letter is one of {', '.join(Reason)}")
     status = _whole(fields, "status", None, most=999) if "status" in fields else None
-    texts = [text_value(fields.pop(name, '""')) or "" for name in ("code", "detail", "answer", "path")]
+    texts = [_text(fields, name) or "" for name in _TEXTS]
+    for name in _TEXTS:
+        fields.pop(name, None)
     return Letter(str(reason), _whole(fields, "failedAt", None), status, *texts)
 
 

@@ -9,11 +9,13 @@ from outbox.event import Accepted, row_checksum
 from outbox.outcome import Act, State, move
 from outbox.policy import Fill, Room, room_for
 from outbox.record import Record, Remembered
+from outbox.record_line import MOST_SEQ
 from outbox.store import statements as sql
 from outbox.store.enqueue import Receipt, extra_text, known, require_free_disk
 from outbox.store.file import OutboxFile
 from outbox.store.receipts import remember
 
+_MOST_TRIES = 10**9  # as with MOST_SEQ: a sender counts on from there
 _CAN_COME_BACK = (str(State.DISCARDED), str(State.DROPPED))
 
 
@@ -86,19 +88,24 @@ def _take(
     if isinstance(one, Remembered):
         state = one.state
         remember(box, [(one.key, one.seq, one.kind, one.digest, state, one.at_ms, one.result)])
-        count.last_seq = max(count.last_seq, one.seq)
+        count.last_seq = max(count.last_seq, _believed(one.seq))
         return Receipt(one.seq, one.key, duplicate=False, state=state)
     if not one.is_gap and (error := _no_room(box, count, one)):
         return error
     if first is not None:
         box.run(sql.UNCOUNT_RECEIPT, event.key)
         box.run(sql.DELETE_RECEIPT, event.key)
-    count.last_seq = seq = max(count.last_seq + 1, one.seq)
+    count.last_seq = seq = max(count.last_seq + 1, _believed(one.seq))
     _insert(box, seq, one, now_ms)
     if not one.is_gap:
         count.add(len(event.wire_payload), dead=one.letter is not None)
     state = str(State.DEAD if one.letter else move(State.NEW, Act.ENQUEUE))
     return Receipt(seq, event.key, duplicate=False, state=state)
+
+
+def _believed(seq: int) -> int:
+    """Its own seq, or 0 for one that no outbox reaches."""
+    return seq if seq <= MOST_SEQ else 0
 
 
 def _as_event(receipt: Remembered) -> Accepted:
@@ -126,13 +133,14 @@ def _no_room(box: OutboxFile, count: _Count, record: Record) -> StoreFull | None
 
 def _insert(box: OutboxFile, seq: int, record: Record, now_ms: int) -> None:
     event, tries, letter = record.event, record.tries, record.letter
+    sends, attempts, crashes = (min(n, _MOST_TRIES) for n in (tries.sends, tries.attempts, tries.crashes))
     kind, key, wire, at_ms = event.kind, event.key, event.wire_payload, event.occurred_at_ms
     head = (seq, kind, key, wire, event.shape, at_ms, record.accepted_at_ms, event.digest, event.dedupe_key,
             extra_text(event), row_checksum(box.stream, seq, kind, key, at_ms, wire))  # fmt: skip
     if letter is not None:
         box.run(
-            sql.INSERT_LETTER, *head, tries.sends, tries.attempts, tries.first_try_at_ms, tries.history,
-            tries.progress, letter.reason, letter.failed_at_ms, letter.status, letter.code, letter.detail,
+            sql.INSERT_LETTER, *head, sends, attempts, tries.first_try_at_ms, tries.history, tries.progress,
+            letter.reason, letter.failed_at_ms, letter.status, letter.code, letter.detail,
             letter.answer, letter.path,
         )  # fmt: skip
         return
@@ -140,8 +148,7 @@ def _insert(box: OutboxFile, seq: int, record: Record, now_ms: int) -> None:
     if tries.sends or tries.attempts or tries.progress is not None:
         first_try_at_ms = now_ms if tries.first_try_at_ms is None else tries.first_try_at_ms
         box.run(
-            sql.PUT_TRIES, seq, tries.sends, tries.attempts, tries.crashes, first_try_at_ms, tries.history,
-            tries.progress,
+            sql.PUT_TRIES, seq, sends, attempts, crashes, first_try_at_ms, tries.history, tries.progress,
         )  # fmt: skip
     if record.is_gap:
         _know_gap(box, seq, event, now_ms)

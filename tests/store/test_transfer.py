@@ -491,6 +491,53 @@ def test_what_is_no_line_at_all_is_refused(text):
         read_line(text)
 
 
+HALF = json.dumps("\ud800 half")
+
+
+@pytest.mark.parametrize("field", ["code", "detail", "answer", "path"])
+def test_half_a_surrogate_pair_in_a_line_stops_no_import(box, other, field):
+    """JSON can hold one, a file cannot: the line is taken without it."""
+    put(box, event({"n": 1}))
+    kill(box, reason=Reason.UNKNOWN_KIND)
+    (line,) = lines_of(box)
+    values = json.loads(line) | {field: "\ud800 half"}
+    (receipt,) = take_in(other, records_in([json.dumps(values)]), now_ms=LATER)
+    assert isinstance(receipt, Receipt)
+
+
+def test_half_a_surrogate_pair_in_a_kind_is_refused(box):
+    """No kind is called so, though one that is not known may wait for a release that knows it."""
+    put(box, event({"n": 1}))
+    kill(box, reason=Reason.UNKNOWN_KIND)
+    (line,) = lines_of(box)
+    with pytest.raises(UsageError, match="kind"):
+        records_in([json.dumps(json.loads(line) | {"kind": "\ud800"})])
+
+
+@pytest.mark.parametrize("field", ["kind", "result"])
+def test_half_a_surrogate_pair_in_a_receipt_stops_no_import(box, other, field):
+    """As in a dead letter."""
+    put(box, tool_call())
+    deliver(box)
+    (line,) = lines_of(box)
+    (receipt,) = take_in(other, records_in([json.dumps(json.loads(line) | {field: "\ud800"})]), now_ms=LATER)
+    assert isinstance(receipt, Receipt)
+
+
+@pytest.mark.parametrize("field", ["sends", "attempts", "crashes"])
+def test_numbers_of_a_line_leave_room_for_more(box, other, field):
+    """What a sender counts on from there must not become more than a file can hold."""
+    put(box, event({"n": 1}))
+    taken = take(box)
+    settle(box, taken, [release(taken.rows[0], why=trouble())], now_ms=NOW)
+    (line,) = lines_of(box)
+    take_in(other, records_in([json.dumps(json.loads(line) | {field: 2**63 - 1})]), now_ms=LATER)
+    again = take(other)
+    assert recover(other, now_ms=LATER) == []
+    (row,) = take(other).rows
+    assert (row.sends, row.crashes) > (again.rows[0].sends, again.rows[0].crashes)
+
+
 def test_a_name_in_a_line_cannot_become_two(box):
     """A name with a quote in it is an unknown field, and not the end of one."""
     line = a_line(box)[:-1] + ',"x\\":1,\\"kind":"insight"}'

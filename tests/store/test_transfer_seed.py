@@ -58,6 +58,15 @@ def test_rows_keep_keys_times_and_order(box, tmp_path):
     assert all(one.duplicate for one in take_in(box, records, now_ms=NOW))
 
 
+def test_numbers_of_a_seed_leave_room_for_more(box, tmp_path):
+    """A row may have the last number there is: events that come after it get one all the same."""
+    row = seed_row(1, seq=2**63 - 1, attempts=2**63 - 1)
+    take_in(box, records_of(make_seed(tmp_path / "seed.sqlite", [row]), tmp_path), now_ms=NOW)
+    assert fill(box, 2) == [2, 3]
+    take(box)
+    assert recover(box, now_ms=NOW) == []
+
+
 def test_tries_of_a_seed_blame_nobody(tmp_path):
     """It counted outages too: they are sends, and no attempts."""
     record = one_record(tmp_path, attempts=11)
