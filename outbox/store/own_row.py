@@ -18,17 +18,21 @@ SELECT last_seq, claimed_through, waiting, dead, (SELECT max(seq) FROM events), 
 FROM outbox"""
 
 
+_NO_MOMENT = 1  # 0 and 1 take no room in a row: a flipped bit makes them of NULL
+
+
 def numbers_make_sense(row: tuple[Any, ...]) -> bool:
     """Whether all are of their types, none below what rows prove, nor above what the file can hold.
 
     `row` is of READ_NUMBERS.
     """
     last_seq, claimed_through, waiting, dead, event, letter, *rest, file_bytes = row
-    counts, moments, texts = (last_seq, claimed_through, waiting, dead, *rest[:8]), rest[8:12], rest[12:]
-    waiting_bytes, dead_bytes = rest[:2]
+    counts, texts = (last_seq, claimed_through, waiting, dead, *rest[:8]), rest[12:]
+    waiting_bytes, dead_bytes, open_gap_seq, *moments = *rest[:2], *rest[8:12]
     return (
         all(type(count) is int and count >= 0 for count in counts)
-        and all(moment is None or (type(moment) is int and moment >= 0) for moment in moments)
+        and (open_gap_seq is None or (type(open_gap_seq) is int and open_gap_seq > 0))
+        and all(moment is None or (type(moment) is int and moment > _NO_MOMENT) for moment in moments)
         and all(text is None or type(text) is str for text in texts)
         and last_seq >= max(event or 0, letter or 0, claimed_through, waiting, dead)
         and waiting_bytes + dead_bytes <= file_bytes

@@ -366,7 +366,7 @@ def test_no_sender_goes_by_a_schema_that_has_changed(state, mend, made, changed)
         ("last_seq", None), ("last_seq", 4), ("last_seq", -1), ("waiting", None), ("waiting", 1.5),
         ("dead", 9), ("claimed_through", 6), ("generation", "x"), ("accepted", b""), ("open_gap_seq", "x"),
         ("paused_at_ms", 0.5), ("blocked_reason", b"x"), ("receipt_bytes", -5),
-        ("waiting_bytes", 2**31), ("blocked_next_ms", -1),
+        ("waiting_bytes", 2**31), ("paused_at_ms", 0), ("open_gap_seq", 0),
     ],
 )  # fmt: skip
 def test_numbers_that_cannot_be_true_are_damage(state, mend, column, value):
