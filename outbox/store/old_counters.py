@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from outbox.store.own_row import NO_MOMENT
 
 READ = """
 SELECT last_seq, waiting, waiting_bytes, dead, delivered, generation, claimed_through, claim_unsafe,
@@ -42,4 +44,4 @@ def believed(raw: tuple[Any, ...] | None, last_seen: int) -> OldCounters | None:
     ended = old.dead + old.delivered + old.dropped
     if old.last_seq < last_seen or old.waiting > old.last_seq or old.waiting + ended > old.accepted:
         return None
-    return old
+    return replace(old, paused_at_ms=None) if (old.paused_at_ms or 0) <= NO_MOMENT else old

@@ -18,7 +18,7 @@ SELECT last_seq, claimed_through, waiting, dead, (SELECT max(seq) FROM events), 
 FROM outbox"""
 
 
-_NO_MOMENT = 1  # 0 and 1 take no room in a row: a flipped bit makes them of NULL
+NO_MOMENT = 1  # 0 and 1 take no room in a row: a flipped bit makes them of NULL
 
 
 def numbers_make_sense(row: tuple[Any, ...]) -> bool:
@@ -32,7 +32,7 @@ def numbers_make_sense(row: tuple[Any, ...]) -> bool:
     return (
         all(type(count) is int and count >= 0 for count in counts)
         and (open_gap_seq is None or (type(open_gap_seq) is int and open_gap_seq > 0))
-        and all(moment is None or (type(moment) is int and moment > _NO_MOMENT) for moment in moments)
+        and all(moment is None or (type(moment) is int and moment > NO_MOMENT) for moment in moments)
         and all(text is None or type(text) is str for text in texts)
         and last_seq >= max(event or 0, letter or 0, claimed_through, waiting, dead)
         and waiting_bytes + dead_bytes <= file_bytes
