@@ -85,9 +85,9 @@ def _decoded(text: str, url: str) -> Known:
     if raw["url"] != url:
         raise ValueError("the file of another endpoint")
     tools = raw["tools"]
-    for described in tools or ():
-        last_values(described)
     hello = None if raw["hello"] is None else Hello(Era(raw["era"]), raw["hello"])
-    if hello is not None:
-        last_values(hello.result)
+    for object_text in [*(tools or ()), *([hello.result] if hello else [])]:
+        if not isinstance(object_text, str):
+            raise TypeError("the text of an object is expected")
+        last_values(object_text)
     return Known(hello, None if tools is None else tuple(tools), raw["honoursKeys"] is True)
