@@ -140,11 +140,20 @@ def _told(settings: Settings, state: StateDirectory, agent: str, tokens: Tokens)
         except NoTokenNow:
             return None
 
-    return Told(why, status, capabilities, lambda line: say(clean(line), to=sys.stderr))
+    return Told(why, status, capabilities, _notice)
+
+
+def _notice(line: str) -> None:
+    """A line on stderr; nobody who reads it is no reason to leave a client without its answer."""
+    with contextlib.suppress(OSError):
+        say(clean(line), to=sys.stderr)
 
 
 class _Output:
-    """stdout: one message a line, whole, from whichever thread. A client that is gone is no error."""
+    """stdout: one message a line, whole, from whichever thread. A client that is gone is no error.
+
+    Whoever shares the pipe may have made it non-blocking (O_NONBLOCK is the pipe's, not the descriptor's).
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -152,12 +161,12 @@ class _Output:
     def write(self, text: str) -> None:
         """Write one message."""
         rest = memoryview(text.encode("utf-8", "surrogatepass") + b"\n")
-        with self._mutex:
-            try:
-                while rest:
+        with self._mutex, contextlib.suppress(OSError):
+            while rest:
+                try:
                     rest = rest[os.write(_STDOUT, rest) :]
-            except BrokenPipeError:
-                return
+                except BlockingIOError:
+                    select.select([], [_STDOUT], [])
 
 
 def _lines(most_bytes: int, ended: int) -> Iterator[bytes | UsageError]:
