@@ -254,8 +254,10 @@ class Proxy:
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, most_s)
             with contextlib.suppress(Unanswered):
-                text = self._relay.ask(asked, Ticket())
-                tools = self._all_pages(_Job(asked), rpc.within(text, "result") or "{}")
+                result = rpc.within(self._relay.ask(asked, Ticket()), "result")
+                if result is None:  # an error is no list
+                    continue
+                tools = self._all_pages(_Job(asked), result)
                 self._memory.learn(tools=tools)
                 self._watching = False
                 if tools != told:
@@ -359,6 +361,12 @@ class Proxy:
         except Unanswered as none:
             self._told.notice(f"{message.method or 'An answer'} did not reach the relay: {none}.")
 
+    def _reject(self, text: str, reason: str) -> None:
+        try:
+            self._relay.reject(text, reason)
+        except Unanswered as none:
+            self._told.notice(f"The refusal of its request did not reach the relay: {none}.")
+
     def _hear(self, text: str) -> None:
         """A message of the relay beside the answers. A client of the stateless era is asked nothing."""
         try:
@@ -368,7 +376,7 @@ class Proxy:
             return
         if message.is_request and self._client_era is Era.STATELESS:
             reason = "The client speaks the era without requests from the server."
-            threading.Thread(target=self._relay.reject, args=(text, reason), daemon=True).start()
+            threading.Thread(target=self._reject, args=(text, reason), daemon=True).start()
         elif message.method:
             self._write(message.text)
 

@@ -222,10 +222,13 @@ class Relay:
         """Pass on a notification or an answer of the client, within a session; raises Unanswered."""
         session = self._session
         if session is not None and session.hello.era is Era.SESSIONS:
-            self._post(message.text, session_fields(session.hello.version, session.id), ticket)
+            fields = session_fields(session.hello.version, session.id)
+            answer, _ = self._post(message.text, fields, ticket)
+            if answer.status is None:
+                raise Unanswered(self._read(answer))
 
     def reject(self, text: str, reason: str) -> None:
-        """Answer a request of the relay's that no client can be asked."""
+        """Answer a request of the relay's that no client can be asked; raises Unanswered."""
         asked = rpc.read_message(text)
         said = rpc.failure(asked.id or "null", rpc.METHOD_NOT_FOUND, reason)
         self.tell(rpc.read_message(said), Ticket())
@@ -317,7 +320,7 @@ class Relay:
     ) -> tuple[Answer, str | None]:
         """Post a message: what came back, and the JSON-RPC answer in it. A 401 gets one other token.
 
-        Raises Unanswered when there is no token, or nothing came back.
+        Raises Unanswered when there is no token; an answer without a status says that nothing came back.
         """
         tokens, agent = self._way.tokens, self._way.agent
         token = self._token()

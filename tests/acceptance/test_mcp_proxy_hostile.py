@@ -2,16 +2,21 @@
 
 import contextlib
 import json
+import os
+import select
 import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
-from mcp_peers import ProxyProcess, queued_of, text_of
+from mcp_peers import ProxyProcess, proxy_environment, queued_of, text_of
 from peers import http_response, read_http_request, thread_server
-from processes import outbox_command, status_of, wait_for
+from processes import ROOT, outbox_command, status_of, wait_for
 
+from outbox.capture.mcp_memory import Known, Memory
 from outbox.store.directory import StateDirectory
 from outbox.store.token_cache import TokenCache
 from relay_client.reference.process import RelayProcess
@@ -239,6 +244,44 @@ def test_the_stream_of_a_session_is_asked_for_again_after_trouble(tmp_path):
         assert relay.methods().count("GET") == 3
 
 
+def test_a_relay_that_comes_back_with_an_error_takes_no_tools_away(tmp_path):
+    """An error is no list: what was remembered stays, and the client is told of no change."""
+    listed = {"tools": [{"name": "kept", "inputSchema": {"type": "object"}}]}
+    wrong = {"jsonrpc": "2.0", "error": {"code": -32603, "message": "starting"}}
+    with odd_relay() as relay, ProxyProcess(tmp_path, relay.url) as proxy:
+        relay.say["tools/list"] = lambda asked: answered(asked, listed)
+        proxy.hello()
+        known = proxy.tools()
+        relay.say["tools/list"] = lambda asked: http_response(503, b"")
+        assert proxy.tools() == known == ["kept", "outbox_status", "outbox_result"]
+        before = len(relay.asked)
+        failed = [json.dumps(wrong | {"id": "outbox-tools"}).encode()]
+        relay.say["tools/list"] = lambda asked: (
+            http_response(200, failed.pop(), JSON) if failed else answered(asked, listed)
+        )
+        wait_for(lambda: len(relay.asked) >= before + 2, 60)
+        assert proxy.tools() == known
+        assert not [message for message in proxy.unread() if "method" in message]
+
+
+def test_what_does_not_reach_the_relay_is_told(tmp_path):
+    """A notification that no answer came to."""
+    with odd_relay("sessions") as relay, ProxyProcess(tmp_path, relay.url) as proxy:
+        proxy.hello()
+        relay.say["notifications/roots/list_changed"] = lambda asked: b"nonsense"
+        proxy.send("notifications/roots/list_changed")
+        wait_for(lambda: "roots/list_changed did not reach the relay" in proxy.said(), 60)
+
+
+@pytest.mark.parametrize("wrong", [{"tools": [1]}, {"hello": 5, "era": "sessions"}, {"tools": {"a": 1}}])
+def test_a_memory_that_is_none_is_forgotten(tmp_path, wrong):
+    """A file with values of other types costs what it remembered, and not the start."""
+    path = Memory(StateDirectory(tmp_path), "http://relay/mcp")._path
+    sound = {"url": "http://relay/mcp", "era": None, "hello": None, "tools": None, "honoursKeys": False}
+    path.write_text(json.dumps(sound | wrong))
+    assert Memory(StateDirectory(tmp_path), "http://relay/mcp").known == Known()
+
+
 # How it ends -----------------------------------------------------------------------------------------------
 
 
@@ -257,6 +300,52 @@ def test_ended_by_a_signal_it_puts_on_disk_what_may_wait(tmp_path, number):
         proxy.process.send_signal(number)
         assert proxy.process.wait(30) == 0
         assert calls_on_disk(tmp_path) == 3
+
+
+def proxy_with(tmp_path, **streams):
+    """`outbox mcp` before no relay, with these streams."""
+    env = proxy_environment(tmp_path, "http://127.0.0.1:9")
+    words = [sys.executable, "-m", "outbox", "mcp", "--agent=builder"]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, env=env, cwd=ROOT, **streams)
+
+
+def test_a_stdout_that_does_not_wait_gets_whole_lines(tmp_path):
+    """Another program has made the pipe non-blocking, and it is full for a moment."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    own_id = "x" * 200_000
+    with (
+        proxy_with(tmp_path, stdout=writing, stderr=subprocess.DEVNULL) as process,
+        open(reading, "rb") as answers,  # noqa: PTH123 - a descriptor
+    ):
+        os.close(writing)
+        try:
+            process.stdin.write(
+                json.dumps({"jsonrpc": "2.0", "id": own_id, "method": "ping"}).encode() + b"\n"
+            )
+            process.stdin.flush()
+            wait_for(lambda: select.select([reading], [], [], 0)[0], 60)
+            time.sleep(0.2)  # in which the pipe is full
+            process.stdin.write(b'{"jsonrpc": "2.0", "id": 2, "method": "ping"}\n')
+            process.stdin.close()
+            assert [json.loads(line)["id"] for line in answers] == [own_id, 2]
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_a_stderr_that_nobody_reads_costs_no_answer(tmp_path):
+    """What is told beside the answers is told to nobody then."""
+    reading, broken = os.pipe()
+    os.close(reading)
+    with proxy_with(tmp_path, stdout=subprocess.PIPE, stderr=broken) as process:
+        os.close(broken)
+        try:
+            asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+            out, _ = process.communicate(json.dumps(asked).encode() + b"\n", timeout=60)
+            assert "result" in json.loads(out)
+        finally:
+            process.kill()
 
 
 def is_gone(pid):
