@@ -24,14 +24,19 @@ class Interrupted(Exception):
 
 
 class _Ticket:
-    """One caller's events, and what became of them."""
+    """One caller's events, and what became of them. Once it is answered, its caller has to wait no more."""
 
-    __slots__ = ("error", "events", "results")
+    __slots__ = ("error", "events", "is_answered", "results")
 
     def __init__(self, events: Sequence[Any]) -> None:
         self.events = events
         self.results: list[Any] | None = None
         self.error: BaseException | None = None
+        self.is_answered = False
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer with an error."""
+        self.error, self.is_answered = error, True
 
 
 class GroupCommit:
@@ -58,39 +63,62 @@ class GroupCommit:
                 self._turn.release()
         ticket = _Ticket(events)
         self._waiting.append(ticket)
-        with self._turn:
-            while ticket.results is None and ticket.error is None:
-                self._lead(ticket, commit)
+        try:
+            with self._turn:
+                while not ticket.is_answered:
+                    self._lead(ticket, commit)
+        except BaseException as error:
+            if not ticket.is_answered:  # interrupted while it waited: nobody commits it any more
+                ticket.refuse(error)
+            raise
         if ticket.error is not None:
             raise ticket.error
         return ticket.results or []
 
     def _lead(self, own: _Ticket, commit: Callable[[Sequence[Any]], list[Any]]) -> None:
-        tickets = self._next()
-        together = tickets[0].events if len(tickets) == 1 else [e for one in tickets for e in one.events]
-        self._leads = True
+        tickets: list[_Ticket] = []
         try:
+            self._leads = True
+            tickets = self._next()
+            if not tickets:  # a signal handler was faster
+                return
+            together = tickets[0].events if len(tickets) == 1 else [e for one in tickets for e in one.events]
             results = commit(together)
+            begin = 0
+            for ticket in tickets:
+                end = begin + len(ticket.events)
+                ticket.results, ticket.is_answered = results[begin:end], True
+                begin = end
         except Exception as error:  # noqa: BLE001 - it is everybody's whose events were in it
             for ticket in tickets:
-                ticket.error = error
-            return
+                ticket.refuse(error)
         except BaseException as error:
             for ticket in tickets:
-                ticket.error = error if ticket is own else Interrupted()
+                if not ticket.is_answered:
+                    ticket.refuse(error if ticket is own else Interrupted())
             raise
         finally:
+            self._forget_answered()
             self._leads = False
-        begin = 0
-        for ticket in tickets:
-            ticket.results = results[begin : begin + len(ticket.events)]
-            begin += len(ticket.events)
 
     def _next(self) -> list[_Ticket]:
-        """Those who waited longest; at least one."""
-        tickets = [self._waiting.popleft()]
-        events = len(tickets[0].events)
-        while self._waiting and events + len(self._waiting[0].events) <= _MOST_EVENTS:
-            tickets.append(self._waiting.popleft())
-            events += len(tickets[-1].events)
+        """Those who waited longest. They stay in line until they are answered.
+
+        An interrupt before that loses none of them: another one of those who wait leads then.
+        """
+        if len(self._waiting) == 1 and not self._waiting[0].is_answered:
+            return [self._waiting[0]]
+        tickets: list[_Ticket] = []
+        events = 0
+        for place in range(len(self._waiting)):  # others come in behind meanwhile
+            ticket = self._waiting[place]
+            if not ticket.is_answered:
+                events += len(ticket.events)
+                if tickets and events > _MOST_EVENTS:
+                    break
+                tickets.append(ticket)
         return tickets
+
+    def _forget_answered(self) -> None:
+        while self._waiting and self._waiting[0].is_answered:
+            self._waiting.popleft()

@@ -40,7 +40,7 @@ def together(group, disk, *calls):
     threads = [threading.Thread(target=call, args=(events,)) for events in calls]
     for number, thread in enumerate(threads):
         thread.start()
-        wait_for(lambda: len(disk.given) == 1 and len(group._waiting) == number)  # noqa: B023 - at once
+        wait_for(lambda: len(disk.given) == 1 and len(group._waiting) == number + 1)  # noqa: B023 - at once
     disk.free.set()
     for thread in threads:
         thread.join(20)
@@ -82,16 +82,61 @@ def test_an_interrupt_is_one_callers_own():
     assert kinds.count(Interrupted) == 1
 
 
+class Broken(list):
+    """Events at which Ctrl-C is pressed once, while those of several callers are put together."""
+
+    was_pressed = False
+
+    def __iter__(self):
+        if not self.was_pressed:
+            self.was_pressed = True
+            raise KeyboardInterrupt
+        return super().__iter__()
+
+
+def test_an_interrupt_before_a_commit_leaves_nobody_without_an_answer():
+    """Those whose events were just put together are stored, or told that it is not known."""
+    group, disk = GroupCommit(), Disk()
+    answers = together(group, disk, ["a"], Broken("b"), ["c"], ["d"])
+    told = {events: answer for events, answer in answers.items() if isinstance(answer, BaseException)}
+    assert {type(answer) for answer in told.values()} <= {KeyboardInterrupt, Interrupted}
+    assert answers == {(one,): [f"stored {one}"] for one in "abcd"} | told
+    assert not group._waiting
+
+
+def test_what_was_interrupted_while_it_waited_is_not_stored_later():
+    """Its caller was told, and may have given the event again."""
+    group, given = GroupCommit(), []
+
+    class Interrupts:
+        def __enter__(self):
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_):
+            raise AssertionError
+
+    def commit(events):
+        given.append(events)
+        return events
+
+    turn, group._turn = group._turn, Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        group.submit(["interrupted"], commit)
+    group._turn = turn
+    assert group.submit(["next"], commit) == ["next"]
+    assert given == [["next"]]
+
+
 def test_a_signal_handler_inside_a_commit_answers_for_nobody_else():
     """It gets what the store says to a second commit of one thread; those who wait are not concerned."""
     group, told = GroupCommit(), []
 
     def commit(events):
         if events == ["outer"]:
-            group._waiting.append("another caller's")
+            before = list(group._waiting)
             with pytest.raises(StoreBusy):
                 group.submit(["handler"], busy)
-            assert group._waiting.pop() == "another caller's"
+            assert list(group._waiting) == before
         told.append(events)
         return events
 
