@@ -35,6 +35,7 @@ from outbox.setting_types import (
     Token,
     Whole,
     Words,
+    without_secrets,
 )
 
 BUILT_IN = "built-in"
@@ -368,8 +369,11 @@ def kind_of(name: str) -> str | None:
 
 
 def masked(name: str, value: Any) -> Any:
-    """The value, or a mask in place of a secret that is set."""
-    return MASK if value is not None and isinstance(type_of(name), Token) else value
+    """The value, or a mask in place of a secret that is set, or of what may be one in an address."""
+    of = type_of(name)
+    if value is None or not isinstance(of, Token | EndpointUrl):
+        return value
+    return MASK if isinstance(of, Token) else without_secrets(value)
 
 
 def shown(name: str, value: Any) -> str:
@@ -377,7 +381,7 @@ def shown(name: str, value: Any) -> str:
     of = type_of(name)
     if value is None or of is None:
         return "not set"
-    return MASK if isinstance(of, Token) else of.write(value)
+    return MASK if isinstance(of, Token) else of.write(masked(name, value))
 
 
 def _ms(seconds: float) -> int:

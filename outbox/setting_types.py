@@ -146,10 +146,13 @@ class RelayUrl(Text):
 
     def show(self, raw: Any) -> str:
         """The address; what may be a secret in it (before an @, after a question mark) is masked."""
-        if not isinstance(raw, str):
-            return Text.show(self, raw)
-        masked = _BEFORE_HOST.sub(lambda found: f"{found.group(1) or ''}{MASK}@", raw)
-        return Text.show(self, _QUERY.sub(f"?{MASK}", masked))
+        return Text.show(self, without_secrets(raw) if isinstance(raw, str) else raw)
+
+
+def without_secrets(address: str) -> str:
+    """An address with a mask in the place of what may be a secret: what is before an @, and the query."""
+    masked = _BEFORE_HOST.sub(lambda found: f"{found.group(1) or ''}{MASK}@", address)
+    return _QUERY.sub(f"?{MASK}", masked)
 
 
 def relay_url(text: str) -> str:

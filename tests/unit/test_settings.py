@@ -16,7 +16,9 @@ from outbox.settings import (
     environment_layers,
     examine,
     load,
+    masked,
     resolve,
+    shown,
     unknown_variables,
 )
 
@@ -358,6 +360,24 @@ def test_sources_of_the_token_that_contradict_each_other(tmp_path, text, fault):
     assert fault in said
     assert '"p@' not in said
     assert 'token = "a"' not in said
+
+
+def test_the_query_of_a_token_endpoint_is_shown_nowhere(tmp_path):
+    """It may hold a key: neither in a message, nor in what is shown, nor in what a reload says."""
+    text = '[relay.oauth]\ntoken_url = "https://l/token?code=s3cret"\n'
+    with pytest.raises(ConfigError) as caught:
+        load({}, environ={}, config_path=written(tmp_path, text))
+    settings = load({}, environ={}, config_path=written(tmp_path, f'{text}client_id = "c"\n'))
+    url = settings.relay_oauth.token_url
+    said = (
+        str(caught.value),
+        shown("relay.oauth.token_url", url),
+        masked("relay.oauth.token_url", url),
+        *describe_changes(Settings(), settings),
+    )
+    assert url == "https://l/token?code=s3cret"
+    assert not [text for text in said if "s3cret" in text]
+    assert "https://l/token?" in shown("relay.oauth.token_url", url)
 
 
 def test_a_later_layer_names_another_source_of_the_token(tmp_path):
