@@ -102,8 +102,8 @@ def listed_letter(raw: tuple[Any, ...]) -> DeadLetter:
     """A row of LIST_DEAD or CHOOSE_DEAD, as far as it can be read."""
     seq, kind, key, occurred_at_ms, reason, status, detail, attempts, failed_at_ms = raw
     return DeadLetter(
-        seq, readable(kind), readable(key), whole(occurred_at_ms), readable(reason), http_status(status),
-        readable(detail), whole(attempts), whole(failed_at_ms),
+        whole(seq), readable(kind), readable(key), whole(occurred_at_ms), readable(reason),
+        http_status(status), readable(detail), whole(attempts), whole(failed_at_ms),
     )  # fmt: skip
 
 

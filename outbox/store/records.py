@@ -77,8 +77,8 @@ def listed(
 
 
 def _listed(raw: tuple[Any, ...], claimed_through: int) -> Listed:
-    seq, kind, key, *numbers = raw
-    occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts = map(whole, numbers)
+    _, kind, key, *numbers = raw
+    seq, occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts = map(whole, (raw[0], *numbers))
     return Listed(
         seq, readable(kind), readable(key), occurred_at_ms, accepted_at_ms, size_bytes, sends, attempts,
         in_flight=seq <= claimed_through,

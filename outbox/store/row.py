@@ -47,7 +47,7 @@ def sender_row(stream: str, raw: tuple[Any, ...]) -> Row:
     """
     try:
         return _read(stream, raw)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return _damaged(raw)
 
 
@@ -80,9 +80,9 @@ def _damaged(raw: tuple[Any, ...]) -> Row:
     (seq, kind, key, wire, shape, occurred_at_ms, accepted_at_ms, digest, extra, _,
      sends, attempts, crashes, first_try_at_ms, history, _) = raw  # fmt: skip
     return Row(
-        seq, readable(kind), own_key(key, seq), wire if isinstance(wire, bytes) else b"", readable(shape),
-        whole(occurred_at_ms), whole(accepted_at_ms), digest if isinstance(digest, bytes) else b"",
-        read_object(extra), _UNSOUND, whole(sends), whole(attempts), whole(crashes),
+        whole(seq), readable(kind), own_key(key, whole(seq)), wire if isinstance(wire, bytes) else b"",
+        readable(shape), whole(occurred_at_ms), whole(accepted_at_ms),
+        digest if isinstance(digest, bytes) else b"", read_object(extra), _UNSOUND, whole(sends), whole(attempts), whole(crashes),
         None if first_try_at_ms is None else whole(first_try_at_ms),
         json.dumps(read_history(history)), None,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def read_object(text: str | bytes | None) -> dict[str, Any]:
 def _json(text: str | bytes | None) -> object:
     try:
         return None if text is None else json.loads(text)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 
