@@ -82,7 +82,8 @@ def _damaged(raw: tuple[Any, ...]) -> Row:
     return Row(
         whole(seq), readable(kind), own_key(key, whole(seq)), wire if isinstance(wire, bytes) else b"",
         readable(shape), whole(occurred_at_ms), whole(accepted_at_ms),
-        digest if isinstance(digest, bytes) else b"", read_object(extra), _UNSOUND, whole(sends), whole(attempts), whole(crashes),
+        digest if isinstance(digest, bytes) else b"", read_object(extra), _UNSOUND,
+        whole(sends), whole(attempts), whole(crashes),
         None if first_try_at_ms is None else whole(first_try_at_ms),
         json.dumps(read_history(history)), None,
     )  # fmt: skip
