@@ -97,13 +97,16 @@ def backoff_ms(schedule: Schedule, failures: int, chance: float) -> int:
 
 
 def schedule_of(default: Schedule, retry: object) -> Schedule:
-    """The schedule of an event with its own `retry`, as it was checked at acceptance; else the default."""
+    """The schedule of an event with its own `retry`, as it was checked at acceptance; else the default.
+
+    A first wait of its own that is longer than the default's longest one is the longest, too.
+    """
     if not isinstance(retry, Mapping):
         return default
-    backoff = retry.get("backoff")
+    backoff, initial_ms = retry.get("backoff"), retry.get("initialDelayMs", default.initial_ms)
     return Schedule(
-        initial_ms=retry.get("initialDelayMs", default.initial_ms),
-        max_ms=retry.get("maxDelayMs", default.max_ms),
+        initial_ms=initial_ms,
+        max_ms=retry.get("maxDelayMs", max(default.max_ms, retry.get("initialDelayMs", 0))),
         max_attempts=retry.get("maxAttempts", default.max_attempts),
         exponential=default.exponential if backoff is None else backoff == "exponential",
         jitter=retry.get("jitter", default.jitter),

@@ -107,6 +107,8 @@ def test_an_event_may_bring_its_own_schedule():
     assert schedule_of(usual, own) == Schedule(7, 9, 2, exponential=False, jitter=0)
     assert schedule_of(usual, {"initialDelayMs": 7}) == Schedule(initial_ms=7, max_attempts=5)
     assert schedule_of(usual, {"backoff": "exponential"}) == usual
+    slow = schedule_of(usual, {"initialDelayMs": 300_000, "backoff": "fixed"})
+    assert backoff_ms(slow, 1, 0.0) == 300_000  # what it asks for is not cut at the usual most
     for nothing in (None, {}, [], "fixed", 3):
         assert schedule_of(usual, nothing) == usual
 
