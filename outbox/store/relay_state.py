@@ -45,9 +45,10 @@ class RelayState:
             self._db = _in_memory()
 
     def read(self) -> dict[str, Any]:
-        """Every fact; one that cannot be read is left out."""
-        with self._mutex:
+        """Every fact; one that cannot be read is left out, and all are where the file cannot be read."""
+        with self._mutex, contextlib.suppress(apsw.Error):
             return _facts(self._db)
+        return {}
 
     def write(self, facts: Mapping[str, Any]) -> None:
         """Keep these facts; None removes one. Trouble with the file is no reason to stop sending."""

@@ -162,6 +162,22 @@ def test_a_damaged_page_of_facts_is_found_at_opening(state):
     facts.close()
 
 
+def test_facts_that_are_damaged_while_they_are_open_are_none(state):
+    """Whoever asks goes on without them, and the file is put aside at the next opening."""
+    facts = RelayState(state.relay_state)
+    facts.write({f"path:{n}": {"reason": "x" * 200} for n in range(100)})
+    facts._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    with state.relay_state.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (state.relay_state.stat().st_size - 4096))
+    facts._db.release_memory()
+    assert facts.read() == {}
+    facts.write({"gate": {"state": "closed"}})
+    facts.close()
+    assert RelayState(state.relay_state).read() == {}
+    assert len(list(state.damaged.iterdir())) >= 1
+
+
 def test_a_fact_that_cannot_be_read_is_left_out(state):
     """The others count."""
     facts = RelayState(state.relay_state)
