@@ -39,7 +39,7 @@ class Soundness:
         if self._streams or self._mixed:
             return row
         seq, kind, key, wire, _, at_ms, *_ = columns
-        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
             checksum = row_checksum("", seq, kind.decode(), key.decode(), at_ms, wire)
             found = sender_row("", (*columns[:9], checksum, *_NO_TRIES))
             if found.sound and self._has_its_digest(found):
@@ -63,5 +63,5 @@ def tries_make_sense(*raw: Any) -> bool:
         return False
     try:
         return type(json.loads(history)) is list and (progress is None or type(json.loads(progress)) is dict)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return False
