@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 64 * 1024
 _KEPT_LINES = 50
 _LINE_CHARS = 500
+_MOST_DIGITS = 18
 _LOCK_TRIES = 20
 _LOCK_STEP_S = 0.005
 
@@ -94,10 +95,15 @@ def _shorten(fd: int) -> None:
         os.write(fd, f"{at_ms} {count} {sentence}\n".encode())
 
 
+def _is_number(text: str) -> bool:
+    """Whether it is a number that a hook wrote: `int` takes more than these, and other digits less."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
 def _lines(data: bytes) -> list[tuple[int, int, str]]:
     parts = (line.split(" ", 2) for line in data.decode("utf-8", "replace").split("\n"))
     return [
         (int(at_ms), int(count), sentence)
         for at_ms, count, sentence in (part for part in parts if len(part) == 3)
-        if at_ms.isdigit() and count.isdigit()
+        if _is_number(at_ms) and _is_number(count)
     ]

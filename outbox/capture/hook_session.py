@@ -15,6 +15,7 @@ from outbox.value import NamedTuple
 
 _KEPT_MS = 30 * 24 * 60 * 60 * 1000
 _MOST_BYTES = 16 * 1024 * 1024
+_MOST_DIGITS = 18
 _ROLES = frozenset(("user", "assistant", "tool", "error", "system", "status"))
 
 
@@ -82,7 +83,8 @@ class SessionNotes:
         return [
             (int(at_ms), role, int(redacted))
             for at_ms, role, redacted in (part for part in parts if len(part) == 3)
-            if at_ms.isdigit() and redacted.isdigit() and role in _ROLES
+            if role in _ROLES
+            and all(part.isdigit() and len(part) <= _MOST_DIGITS for part in (at_ms, redacted))
         ]
 
 

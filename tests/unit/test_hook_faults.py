@@ -47,6 +47,15 @@ def test_the_file_stays_small_and_the_count_true(tmp_path):
     assert (state.path / "hooks" / "faults").stat().st_size < 80_000
 
 
+def test_a_line_that_is_none_costs_that_line_only(tmp_path):
+    """Digits of other alphabets, and numbers that nobody wrote, are damage: they end no `outbox status`."""
+    state = StateDirectory(tmp_path / "state")
+    assert note_fault(state, "sound", 5)
+    with (state.path / "hooks" / "faults").open("ab") as file:
+        file.write("² 1 not ours\n7 ³ not ours\n".encode() + b"9" * 5_000 + b" 1 not ours\n")
+    assert read_faults(state) == (1, 5, "sound")
+
+
 def test_where_nothing_can_be_noted_nothing_is_raised(tmp_path):
     """A file stands where the folder should be."""
     (tmp_path / "state").write_text("")
@@ -93,6 +102,15 @@ def test_notes_that_are_broken_cost_a_count_only(tmp_path):
     with next(folder.iterdir()).open("ab") as file:
         file.write(random.Random(seed).randbytes(200) + b"\n7 nobody 0\n8 user x\n9")
     assert notes.tally("status", 10, 0).messages == {"status": 1, "user": 1}
+
+
+def test_notes_with_a_number_that_nobody_wrote(tmp_path):
+    """They cost a count: a session's end is recorded all the same."""
+    notes = SessionNotes(tmp_path / "sessions", "codex", "s")
+    notes.add("user", 1_000, 0)
+    (file,) = (tmp_path / "sessions").iterdir()
+    file.write_bytes(file.read_bytes() + b"9" * 5_000 + b" user 0\n")
+    assert notes.tally("status", 2_000, 0).messages == {"status": 1, "user": 1}
 
 
 def test_old_notes_go(tmp_path):
