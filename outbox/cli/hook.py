@@ -67,6 +67,11 @@ def run(args: argparse.Namespace) -> int:
         return _done(args, path, changed=False)
     if not (args.yes or _agreed(path)):
         return _done(args, path, changed=False)
+    if _read(path) != before:  # the runner writes there too, and the question takes its time
+        raise ConfigError(
+            f"The settings {str(path)!r} were changed meanwhile, and were left as they are now. To see the "
+            f"difference from them: outbox hook {args.act} {args.runner}"
+        )
     _write(path, after)
     return _done(args, path, changed=True)
 

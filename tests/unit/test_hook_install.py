@@ -205,6 +205,25 @@ def test_the_difference_is_shown_first_and_nothing_is_written_unasked(capsys, ho
     assert path.read_text("utf-8") != "{}\n"
 
 
+def test_what_the_runner_writes_while_it_is_asked_stays(capsys, home, monkeypatch):
+    """The difference that was agreed to is another one then: nothing is written, and that is said."""
+    path = settings_of(home, "claude-code", "{}\n")
+
+    class Terminal:
+        def isatty(self):
+            return True
+
+        def readline(self):
+            path.write_text('{"model": "opus"}\n', "utf-8")
+            return "y\n"
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    status, _, err = command(capsys, "hook", "install", "claude-code")
+    assert status == 2
+    assert "changed meanwhile" in err
+    assert path.read_text("utf-8") == '{"model": "opus"}\n'
+
+
 def test_mode_and_links_stay(capsys, home):
     """Settings that are a link to a folder of dotfiles are written there."""
     real = home / "dotfiles" / "claude.json"
