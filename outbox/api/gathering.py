@@ -21,10 +21,14 @@ from outbox.api.events_in import members, take
 from outbox.api.problems import JSON, fault, problem_of
 from outbox.api.requests import agent_of
 from outbox.api.served import Served
-from outbox.errors import OutboxError
+from outbox.errors import OutboxError, Unavailable
 from outbox.store.enqueue import Receipt
 
 _MOST_AGENTS = 40  # whose commits run at the same time
+_NO_THREAD = (
+    "The daemon can start no thread to store it (ulimit -u, or the container's limit). Nothing was stored. "
+    "Raise the limit, and send it again."
+)
 
 # The start of an answer and its rest, between which a connection puts the fields that are its own.
 Answer = tuple[bytes, bytes]
@@ -61,12 +65,24 @@ class Gathering:
             self._handed.put(None)
 
     def _hand_over(self, agent: bytes, together: list[Asked]) -> None:
+        if self._workers < min(len(self._next) + 1, _MOST_AGENTS) and not self._has_another_worker():
+            refusal = _answer(Unavailable(_NO_THREAD))
+            self._daemon.meter.refuse(Unavailable.code, len(together))
+            for asked in together:
+                asked.tell(refusal)
+            return
         self._next[agent] = []
-        if self._workers < min(len(self._next), _MOST_AGENTS):
-            self._workers += 1
-            # a daemon thread: an end does not wait for a file that is locked
-            threading.Thread(target=self._work, name=f"events-{self._workers}", daemon=True).start()
         self._handed.put((asyncio.get_running_loop(), agent, together))
+
+    def _has_another_worker(self) -> bool:
+        """Start one, or do with those there are; False when there is none."""
+        try:
+            # a daemon thread: an end does not wait for a file that is locked
+            threading.Thread(target=self._work, name=f"events-{self._workers + 1}", daemon=True).start()
+        except RuntimeError:  # the limit of the user's threads, or of the container's
+            return self._workers > 0
+        self._workers += 1
+        return True
 
     def _work(self) -> None:
         while (handed := self._handed.get()) is not None:

@@ -122,6 +122,24 @@ def test_a_lone_event_goes_at_once(store, connected):
     assert fields["content-type"] == fields_long["content-type"] == "application/json"
 
 
+def test_a_time_without_threads(store, connected, monkeypatch):
+    """No worker can be started: the client hears of it, and the agent's next event is stored."""
+    start, refusing = threading.Thread.start, [True]
+
+    def start_or_not(thread):
+        if thread.name.startswith("events-") and refusing and refusing.pop():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    client = connected()
+    client.sendall(request())
+    status, _, value = answered(client)
+    assert (status, value["code"]) == (503, "unavailable")
+    client.sendall(request())
+    assert answered(client)[0] == 200
+
+
 def test_what_comes_while_a_commit_runs_shares_the_next(store, server, connected):
     """One commit for all who wait, and each has its own answer."""
     store.held = {"a"}
