@@ -64,14 +64,17 @@ class LocalClient:
     ) -> tuple[int, Any]:
         connection = _UnixConnection(self._socket_path, timeout_s)
         content, headers = (body[0], {"Content-Type": body[1]}) if body is not None else (None, {})
+        kept = "Nothing was changed"
         try:
+            connection.connect()
+            kept = kept if method == "GET" else "Whether it was done is not known"
             connection.request(method, path, content, headers)
             answer = connection.getresponse()
             return answer.status, (read or _value)(answer.read(_MOST_BYTES))
         except (OSError, HTTPException) as error:
             raise Unavailable(
                 f"The daemon does not answer at {str(self._socket_path)!r}: {_reason(error)}. "
-                "Nothing was changed; what waits stays on disk. See: outbox status"
+                f"{kept}; what waits stays on disk. See: outbox status"
             ) from error
         finally:
             connection.close()

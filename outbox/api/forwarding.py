@@ -34,6 +34,7 @@ from outbox.store.sending import Claim, claim, head, recover, settle
 _MOST_LINES = 500
 _MOST_BYTES = 4 * 1024 * 1024
 _HELD_WAIT_S = 0.05
+_WITHIN_S = 60.0
 _NOT_NOW = frozenset(("full", "busy", "closed", "store", "damaged", "too_new", "held", "unavailable"))
 
 
@@ -123,17 +124,16 @@ def _handed_over(
         if not row.sound:
             trouble = Trouble(_now_ms(), "damaged", detail="the stored text does not match its checksum")
             yield Bury(row.seq, Reason.DAMAGED, row.attempts, trouble, sent=False)
-    results: list[Any] = []
+    results: list[Receipt | OutboxError] = []
     path = events_path(box.agent)
     left_s = max(0.1, end - time.monotonic())
     try:
-        results = client.post_lines(path, [_line(box, row) for row in sound], left_s) if sound else []
+        results = _posted(client, box.agent, [_line(box, row) for row in sound], left_s) if sound else []
     except OutboxError as error:
         done.why = error
-    for row, result in zip(sound, results, strict=False):
-        said = refusal(result)
-        if said is None:
-            done.receipts[row.key] = receipt_of(result)
+    for row, said in zip(sound, results, strict=False):
+        if isinstance(said, Receipt):
+            done.receipts[row.key] = said
             yield Ack(row.seq)
         elif said.code in _NOT_NOW:
             done.why = done.why or said
@@ -145,6 +145,20 @@ def _handed_over(
             yield Bury(row.seq, Reason.REJECTED, row.attempts, trouble)
     if len(results) < len(sound):
         done.why = done.why or Unavailable("The daemon ended its answer before it had taken all.")
+
+
+def _posted(
+    client: LocalClient, agent: str, lines: Sequence[bytes], within_s: float
+) -> list[Receipt | OutboxError]:
+    """What became of each line; fewer when the daemon ended its answer. Raises as `post_lines`."""
+    results = client.post_lines(events_path(agent), lines, within_s)
+    try:
+        return [refusal(result) or receipt_of(result) for result in results[: len(lines)]]
+    except (AttributeError, KeyError, TypeError):
+        raise Unavailable(
+            "What the socket answers is no answer of a daemon. Whether the events were taken is not known; "
+            "they go again with their keys. Check OUTBOX_SOCKET."
+        ) from None
 
 
 def _line(box: OutboxFile, row: Row) -> bytes:
@@ -176,8 +190,11 @@ def refusal(result: Mapping[str, Any]) -> OutboxError | None:
 
 
 def receipt_of(result: Mapping[str, Any]) -> Receipt:
-    """The receipt of one line's result."""
-    return Receipt(result["seq"], result["idempotencyKey"], result["duplicate"], result["state"])
+    """The receipt of one line's result; raises KeyError or TypeError for what is none."""
+    receipt = Receipt(result["seq"], result["idempotencyKey"], result["duplicate"], result["state"])
+    if [type(value) for value in receipt] != [int, str, bool, str]:
+        raise TypeError("values of other types")
+    return receipt
 
 
 class RemoteOutbox:
@@ -206,10 +223,9 @@ class RemoteOutbox:
         if self._own is not None and waits(self._own, self.agent):
             return self._behind(self._own, events)
         try:
-            results = self._client.post_lines(events_path(self.agent), events)
+            told = _posted(self._client, self.agent, events, _WITHIN_S)
         except Unavailable as error:
             return self._keep(events, error)
-        told = [refusal(result) or receipt_of(result) for result in results]
         missing = len(events) - len(told)
         if missing:
             told += self._keep(events[-missing:], Unavailable("The daemon ended its answer too early."))
@@ -218,7 +234,7 @@ class RemoteOutbox:
     def _behind(self, own: StateDirectory, events: Sequence[bytes]) -> list[Receipt | OutboxError]:
         """Put them behind what waits here, and hand over all of it."""
         results = self._put(own, events)
-        done = forward(own, own.outbox_path(self.agent), self._client, 60.0)
+        done = forward(own, own.outbox_path(self.agent), self._client, _WITHIN_S)
         self.kept, self.why = done.left, str(done.why or "")
         return [_latest(result, done) for result in results]
 

@@ -5,6 +5,7 @@ Where this user has no place of its own, the event lies in a passing folder unti
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from pathlib import Path
 from outbox.api.client import LocalClient
 from outbox.api.forwarding import forward
 from outbox.api.reach import place_of
-from outbox.errors import Unavailable
+from outbox.errors import OutboxError, Unavailable
 from outbox.store.directory import StateDirectory
 
 _LEAST_S = 0.2
@@ -31,7 +32,8 @@ def put_and_hand_over(
     if place.state is not None:
         agent = put(str(place.state))
         if place.socket is not None:
-            _hand_over(str(place.state), place.socket, agent, end)
+            with contextlib.suppress(OutboxError):  # it is on disk: the next call hands it over
+                _hand_over(str(place.state), place.socket, agent, end)
         return
     assert place.socket is not None  # noqa: S101 - one of them is known
     with tempfile.TemporaryDirectory(prefix="outbox-hook-") as folder:
