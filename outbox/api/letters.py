@@ -228,11 +228,23 @@ def picked(
 
 
 def do_each(state: StateDirectory, letters: Sequence[Picked], do: Act) -> Iterator[list[Done]]:
-    """Act on them, some with each commit; the daemon is told of what it can send now."""
+    """Act on them, some with each commit; the daemon is told of what it can send now.
+
+    Once something was done, letters whose file fails are told with the StoreError; before that it is raised.
+    """
+    began = False
     for one in letters:
-        with opened(state, one.path) as box:
-            for start in range(0, len(one.letters), _AT_ONCE):
-                yield do(box, one.letters[start : start + _AT_ONCE])
+        start = 0
+        try:
+            with opened(state, one.path) as box:
+                while some := one.letters[start : start + _AT_ONCE]:
+                    done = do(box, some)
+                    began, start = True, start + len(some)
+                    yield done
+        except StoreError as error:
+            if not began:
+                raise
+            yield [Done(one.agent, letter, error=error) for letter in one.letters[start:]]
         wake_daemon(state.wake_socket, one.path.name)
 
 
