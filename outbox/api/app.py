@@ -53,6 +53,7 @@ from outbox.errors import OutboxError, StoreError, UsageError
 
 _MOST_FLUSHES = 64  # under way at once; they have threads of their own, so that none keeps an event waiting
 _MOST_LOOKS = 8  # the same for those who only look
+_MOST_PULSES = 2  # for those who ask whether we live: the files, on a slow disk, are no reason to restart us
 _PAGE = 500
 _MOST_PAGE = 10_000
 _CHOICE = ("agent", "seqs", "reasons", "kinds", "failedBefore", "failedAfter")
@@ -117,6 +118,7 @@ class Calls:
         self._daemon = daemon
         self._flushes = CapacityLimiter(_MOST_FLUSHES)
         self._looks = CapacityLimiter(_MOST_LOOKS)
+        self._pulses = CapacityLimiter(_MOST_PULSES)
         self._metrics: Callable[[], bytes] | None = None
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -213,7 +215,7 @@ class Calls:
 
     async def _alive(self, request: Request) -> Response:
         parameters(request, ())
-        if trouble := await self._look(self._daemon.hangs):
+        if trouble := await to_thread.run_sync(self._daemon.hangs, limiter=self._pulses):
             return problem(
                 503,
                 "engine_stuck",
