@@ -6,6 +6,7 @@ A call by a runner, `outbox hook RUNNER`, does not come here: that is hook_run's
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from difflib import unified_diff
@@ -144,12 +145,21 @@ def _write(path: Path, text: str | None) -> None:
             path.unlink()
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(text.encode())
-        if target.exists():
-            draft.chmod(target.stat().st_mode & 0o7777)
+        mode = target.stat().st_mode & 0o7777 if target.exists() else None
+        # never wider than the old file, where tokens may stand; flushed, since no other copy is left
+        fd = os.open(
+            draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666 if mode is None else mode
+        )
+        with os.fdopen(fd, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(fd)
+        if mode is not None:
+            draft.chmod(mode)
         draft.replace(target)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise StoreError(
             f"The settings {str(path)!r} cannot be written: {error.strerror}. They were left as they are. "
             "Give yourself leave to write there, and do it again."

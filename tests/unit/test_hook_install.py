@@ -224,6 +224,22 @@ def test_what_the_runner_writes_while_it_is_asked_stays(capsys, home, monkeypatc
     assert path.read_text("utf-8") == '{"model": "opus"}\n'
 
 
+def test_the_draft_is_never_wider_than_the_settings(capsys, home, monkeypatch):
+    """Tokens may stand in them: nobody else can read them while they are written."""
+    path = settings_of(home, "claude-code", "{}\n")
+    path.chmod(0o600)
+    modes = []
+    chmod = Path.chmod
+
+    def seen(draft, mode):
+        modes.append(draft.stat().st_mode & 0o777)
+        chmod(draft, mode)
+
+    monkeypatch.setattr(Path, "chmod", seen)
+    command(capsys, "hook", "install", "claude-code", "--yes")
+    assert modes == [0o600]
+
+
 def test_mode_and_links_stay(capsys, home):
     """Settings that are a link to a folder of dotfiles are written there."""
     real = home / "dotfiles" / "claude.json"
