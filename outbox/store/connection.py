@@ -147,13 +147,14 @@ class Connection:
         with self.mutex:
             if self._closed:
                 return
-            self.db.set_busy_handler(None)
             try:
+                self.db.set_busy_handler(None)
                 self.db.wal_checkpoint(mode=mode)
             except apsw.Error as error:
                 if is_write_fault(error):
                     self._suspect_log()
-            self.db.set_busy_handler(self._wait_turn)
+            finally:
+                self.db.set_busy_handler(self._wait_turn)
 
     # For transactions --------------------------------------------------------------------------------------
 

@@ -351,6 +351,26 @@ def test_an_interrupt_leaves_no_transaction_open(box, monkeypatch, where):
     assert len(seqs(box)) == 2 + stored
 
 
+def test_an_interrupt_of_a_checkpoint_leaves_the_patience_for_locks(box, monkeypatch):
+    """A checkpoint waits for nobody; the commits after it do, whatever ended it."""
+    real, asked = box.db, []
+
+    class Interrupted:
+        def set_busy_handler(self, handler):
+            asked.append(handler)
+            real.set_busy_handler(handler)
+
+        def wal_checkpoint(self, mode):
+            real.wal_checkpoint(mode=mode)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(box, "db", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        box.checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+    monkeypatch.setattr(box, "db", real)
+    assert asked == [None, box._wait_turn]
+
+
 def test_a_closed_outbox_says_so(box):
     """For reading, writing and becoming the sender; closing twice is nothing."""
     box.close()
