@@ -87,7 +87,8 @@ class Companion(Daemon):
     def _look(self) -> None:
         next_poll = next_care = 0.0
         while not self._over.wait(min(_LOOK_EVERY_S, self.settings.daemon.poll_interval_s)):
-            with contextlib.suppress(OutboxError, OSError):  # whoever calls is served at the next look
+            # Whoever calls is served at the next look: no descriptor, or no thread, was free.
+            with contextlib.suppress(OutboxError, OSError, RuntimeError):
                 self._serve_if_asked()
             now = time.monotonic()
             with contextlib.suppress(OutboxError, OSError):  # the next look tells

@@ -331,14 +331,17 @@ def test_the_end_of_another_flush_takes_no_deadline_from_the_last_one(state, tmp
     assert seen == [(True, True)]
 
 
-def test_a_sidecar_that_cannot_serve_a_caller_goes_on_looking(state, relay, tmp_path, monkeypatch):
-    """No descriptor is free for a caller: what hooks write into the file is found and sent all the same."""
+@pytest.mark.parametrize(
+    "trouble", [OSError(errno.EMFILE, "too many open files"), RuntimeError("can't start new thread")]
+)
+def test_a_sidecar_that_cannot_serve_a_caller_goes_on_looking(state, relay, tmp_path, monkeypatch, trouble):
+    """No descriptor, or no thread, is free: what hooks write into the file is found and sent all the same."""
     settings = load({"relay.url": relay.url, "relay.token": TOKEN}, environ={}, config_path=None)
     refused = threading.Event()
 
     def refuse(_companion):
         refused.set()
-        raise OSError(errno.EMFILE, "too many open files")
+        raise trouble
 
     monkeypatch.setattr(Companion, "_serve_if_asked", refuse)
     with socket.socket(socket.AF_UNIX) as listening:
