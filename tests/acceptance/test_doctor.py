@@ -352,7 +352,7 @@ def test_a_file_of_a_newer_release(state, capsys):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("UPDATE outbox SET waiting = 7", "waiting: 7 counted, 2 found"),
+        ("UPDATE outbox SET waiting = 1", "waiting: 1 counted, 2 found"),
         (
             "UPDATE events SET wire_payload = CAST('{}' AS BLOB) WHERE seq = 2",
             "seq 2 is not what was accepted",
@@ -607,7 +607,7 @@ def test_names_do_not_steer_the_terminal(state, capsys):
     path = state.outbox_path("\x1b[31mred\u202e")
     box = open_outbox(state, path)
     with box.transaction(durable=False):
-        box.run("UPDATE outbox SET waiting = 7")
+        box.run("UPDATE outbox SET accepted = 7")
     box.close(checkpoint=True)
     told = command(capsys, "doctor")[1]
     assert "\\x1b[31mred\\u202e" in told

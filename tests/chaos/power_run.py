@@ -178,7 +178,7 @@ class Run:
 
         threads = [threading.Thread(target=produce, args=(self._event(),)) for _ in range(3)]
         with box.mutex:  # the first commits alone, the others together, so that a run can be played again
-            for number, thread in enumerate(threads):
+            for number, thread in enumerate(threads, 1):
                 thread.start()
                 wait_for(lambda number=number: box.together._leads and len(box.together._waiting) == number)
         for thread in threads:
