@@ -31,7 +31,8 @@ def hold_signals() -> Collection[int]:
     """Signals wait until they are asked for, in this thread and those it starts; the mask before.
 
     One that comes to a thread which lets it through (`as_without_us`) while this one is not waiting is heard
-    a little later, and kills nobody.
+    a little later, and kills nobody. Only SIGPIPE and SIGXFSZ, which Python ignores, are lost then: a handler
+    for them would hand our own broken pipes on to the command.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave nobody to wait for (wait(2))
