@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LAST_MOMENT_MS = 253_402_300_799_999  # of the year 9999: later ones are no dates
+LAST_MOMENT_MS = 253_402_300_799_999  # of the year 9999: later ones are no dates
 _TEXTS = {"url", "source", "state", "reason", "detail", "inputs"}
 _FLAGS = {"accepted", "deadEnd"}
 _WHOLE = {
@@ -30,5 +30,5 @@ def _is_sound(field: str, value: object) -> bool:
     if field in _FLAGS:
         return isinstance(value, bool)
     if field in _WHOLE:
-        return value is None or (type(value) is int and 0 <= value <= _LAST_MOMENT_MS)
+        return value is None or (type(value) is int and 0 <= value <= LAST_MOMENT_MS)
     return True

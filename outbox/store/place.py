@@ -12,10 +12,9 @@ from typing import Any
 
 from outbox.errors import StoreError, StoreFull, StoreHeld
 from outbox.store.directory import StateDirectory
+from outbox.store.fact_fields import LAST_MOMENT_MS
 from outbox.store.locks import DAEMON_BYTE, owners_lock
 from outbox.store.reserve import keep_reserve
-
-_LAST_MOMENT_MS = 253_402_300_799_999  # of the year 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def running_daemon(state: StateDirectory) -> RunningDaemon | None:
 
 def _told(raw: Any) -> RunningDaemon:
     pid, version, started_at_ms = raw["pid"], raw["version"], raw["startedAtMs"]
-    if not (type(pid) is type(started_at_ms) is int and pid > 0 and 0 <= started_at_ms <= _LAST_MOMENT_MS):
+    if not (type(pid) is type(started_at_ms) is int and pid > 0 and 0 <= started_at_ms <= LAST_MOMENT_MS):
         raise ValueError("no process and no moment")
     return RunningDaemon(pid, str(version), started_at_ms, Path(raw["socket"]))
 
