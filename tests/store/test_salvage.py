@@ -105,6 +105,18 @@ def long_events(number, **fields):
     return [event({"n": n, "text": "x" * 300}, **fields) for n in range(number)]
 
 
+def with_changed_schema(state, made, changed):
+    """A file of four events and a dead letter, in which a text of the schema is another."""
+    box = make_box(state)
+    put(box, *(event({"n": n}) for n in range(5)))
+    kill(box)
+    path = closed(box)
+    data = path.read_bytes()
+    assert made in data
+    path.write_bytes(data.replace(made, changed))
+    return path
+
+
 def digest(path):
     """What tells whether a file changed."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -318,13 +330,7 @@ def test_without_a_schema_the_tables_are_found(state, mend):
 )  # fmt: skip
 def test_a_column_that_has_another_name_on_the_disk_is_damage(state, mend, column):
     """The schema is a text in the file; with a byte of it changed, every page and row is as it was."""
-    box = make_box(state)
-    put(box, *(event({"n": n}) for n in range(5)))
-    kill(box)
-    path = closed(box)
-    data = path.read_bytes()
-    assert column in data
-    path.write_bytes(data.replace(column, b"q" + column[1:]))
+    path = with_changed_schema(state, column, b"q" + column[1:])
     damage, new = mend(path)
     assert damage.fault == "its tables are not those of an outbox"
     assert (seqs(new), dead_seqs(new), damage.counted) == ([2, 3, 4, 5], [1], True)
@@ -343,13 +349,7 @@ def test_a_column_that_has_another_name_on_the_disk_is_damage(state, mend, colum
 )
 def test_no_sender_goes_by_a_schema_that_has_changed(state, mend, made, changed):
     """With a letter of a type, no row has a number any more: it is seen before an event is claimed."""
-    box = make_box(state)
-    put(box, *(event({"n": n}) for n in range(5)))
-    kill(box)
-    path = closed(box)
-    data = path.read_bytes()
-    assert made in data
-    path.write_bytes(data.replace(made, changed))
+    path = with_changed_schema(state, made, changed)
     with (
         pytest.raises(StoreDamaged, match=r"tables are not|cannot be read"),
         contextlib.closing(open_outbox(state, path)) as box,
